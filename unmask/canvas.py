@@ -1,0 +1,126 @@
+"""The canvas: prompts of one batch, each followed by a response that is being filled in.
+
+B rows, P prompt slots (left-padded to one width), L response slots. Frozen: every change returns a new canvas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from unmask.errors import UserError
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """What decoding must know about a model's tokens."""
+
+    mask_id: int
+    eot_ids: tuple[int, ...] = ()  # the first one is the paper's ∅
+    frequency: Tensor | None = field(default=None, repr=False, compare=False)  # (V,) background frequency, for UNCODE
+
+
+@dataclass(frozen=True)
+class Canvas:
+    ids: Tensor  # (B, P + L)
+    valid: Tensor  # (B, P + L) bool, False on left padding
+    start: int  # P, where the response begins
+    fixed: Tensor  # (B, L) bool: written before decoding (anchors, template, infilled text), never changed
+    distance: Tensor  # (B, L) float: slots to the nearest anchor, inf where there is none
+    settled: Tensor  # (B, L) float: score at commit (ReMDM reads it)
+    when: Tensor  # (B, L) long: the forward, counted from 0, that committed it; -1 for none
+    vocab: Vocab
+
+    @classmethod
+    def blank(
+        cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: str | torch.device = "cpu"
+    ) -> Canvas:
+        """Prompts and L masks each."""
+        if length < 1:
+            raise UserError(f"the response length must be at least 1, not {length}")
+        if not prompts:
+            raise UserError("there is no prompt to answer")
+        start, rows = max(map(len, prompts)), len(prompts)
+        ids = torch.full((rows, start + length), vocab.mask_id)
+        valid = torch.ones(rows, start + length, dtype=torch.bool)
+        pad = vocab.eot_ids[0] if vocab.eot_ids else next(i for i in range(2) if i != vocab.mask_id)
+        for row, prompt in enumerate(prompts):
+            if vocab.mask_id in prompt:
+                raise UserError(
+                    f"prompt {row} holds the mask token; masks to fill belong in the response (see infill=)"
+                )
+            ids[row, :start] = torch.tensor([pad] * (start - len(prompt)) + list(prompt), dtype=torch.long)
+            valid[row, : start - len(prompt)] = False
+        return cls(
+            ids.to(device), valid.to(device), start,
+            fixed=torch.zeros(rows, length, dtype=torch.bool, device=device),
+            distance=torch.full((rows, length), torch.inf, device=device),
+            settled=torch.zeros(rows, length, device=device),
+            when=torch.full((rows, length), -1, device=device),
+            vocab=vocab,
+        )  # fmt: skip
+
+    @property
+    def length(self) -> int:
+        return self.ids.shape[1] - self.start
+
+    @property
+    def rows(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def response(self) -> Tensor:  # (B, L)
+        return self.ids[:, self.start :]
+
+    @property
+    def masked(self) -> Tensor:  # (B, L) bool: the paper's M
+        return self.response == self.vocab.mask_id
+
+    @property
+    def anchors(self) -> Tensor:  # (B, L) bool: the paper's A
+        return self.distance == 0
+
+    def with_response(self, response: Tensor) -> Canvas:
+        return replace(self, ids=torch.cat((self.ids[:, : self.start], response), dim=1))
+
+    def fill(self, chosen: Tensor, tokens: Tensor, score: Tensor, when: int) -> Canvas:
+        """x_i <- x^0_i where chosen (B, L)."""
+        return replace(
+            self.with_response(torch.where(chosen, tokens, self.response)),
+            settled=torch.where(chosen, score, self.settled),
+            when=self.when.masked_fill(chosen, when),
+        )
+
+    def clear(self, reopened: Tensor) -> Canvas:
+        """Masks again where reopened (B, L)."""
+        response = self.response.masked_fill(reopened, self.vocab.mask_id)
+        return replace(self.with_response(response), when=self.when.masked_fill(reopened, -1))
+
+    def pin(self, tokens: Sequence[int], at: int, *, anchor: bool = False, row: int | None = None) -> Canvas:
+        """Write fixed tokens from slot `at` on (from the end if negative) in one row or all; an anchor also modulates."""
+        first = at + self.length if at < 0 else at
+        if not 0 <= first < self.length:
+            raise UserError(f"position {at} is outside a response of {self.length} tokens")
+        if not tokens:
+            raise UserError("there is nothing to pin: the anchor text has no tokens")
+        if first + len(tokens) > self.length:
+            raise UserError(
+                f"an anchor of {len(tokens)} tokens does not fit the {self.length - first} slots from position {at} on"
+            )
+        rows = slice(None) if row is None else slice(row, row + 1)
+        here = slice(first, first + len(tokens))
+        if bool(self.fixed[rows, here].any()):
+            raise UserError(
+                f"slots {first}..{first + len(tokens) - 1} already hold fixed text; choose another position"
+            )
+        response, fixed, distance = self.response.clone(), self.fixed.clone(), self.distance.clone()
+        response[rows, here] = torch.tensor(list(tokens), device=response.device)
+        fixed[rows, here] = True
+        if anchor:
+            slots = torch.arange(self.length, device=distance.device, dtype=distance.dtype)
+            gap = torch.maximum(first - slots, slots - (here.stop - 1)).clamp(min=0)
+            distance[rows] = torch.minimum(distance[rows], gap)
+        return replace(self.with_response(response), fixed=fixed, distance=distance)

@@ -1,0 +1,146 @@
+"""Whatever makes logits: a module opened on a canvas, and wrappers around that (guidance, K/V caches).
+
+B rows, P prompt slots, L response slots, d hidden width, V tokens, n slots asked about. `begin(canvas)` opens a session,
+one per decode, so that nothing is shared by accident; its `logits(ask, rows, slots)` makes one forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unmask.canvas import Canvas
+from unmask.errors import UserError
+from unmask.models.layers import KV
+from unmask.reading import Ask, Denoiser
+
+Logits = Callable[[slice], Tensor]
+
+
+class Opens(Protocol):
+    def begin(self, canvas: Canvas) -> Denoiser: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward an ask."""
+
+    module: Any = field(repr=False)
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return self
+
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        canvas = ask.canvas
+        hidden = self.module.hidden(canvas.ids, canvas.valid)
+        at = canvas.start + slots - int(self.module.shifted)
+        return _head(self.module, hidden[rows, at.clamp(min=0)])
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Any module whose forward(input_ids, attention_mask) gives `.logits` (B, P + L, V)."""
+
+    module: Any = field(repr=False)
+    shift: bool = False
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return self
+
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        canvas = ask.canvas
+        whole = self.module(input_ids=canvas.ids, attention_mask=canvas.valid.long()).logits
+        at = (canvas.start + slots - int(self.shift)).clamp(min=0)
+        return lambda part: whole[rows[part], at[part]]
+
+
+@dataclass(frozen=True)
+class Guided:
+    """Classifier-free guidance: logits = un + (scale + 1) (cond - un), the unconditional canvas masking all that was given."""
+
+    denoiser: Opens
+    scale: float
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return _Guiding(self.denoiser.begin(canvas), self.denoiser.begin(canvas), self.scale)
+
+
+@dataclass(frozen=True)
+class _Guiding:
+    conditional: Denoiser
+    unconditional: Denoiser
+    scale: float
+
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        canvas, mask = ask.canvas, ask.canvas.vocab.mask_id
+        blind = canvas.with_response(canvas.response.masked_fill(canvas.fixed, mask))
+        blind.ids[:, : canvas.start] = mask
+        given = self.conditional.logits(ask, rows, slots)
+        free = self.unconditional.logits(replace(ask, canvas=blind), rows, slots)
+
+        def combined(part: slice) -> Tensor:
+            un = free(part)
+            return un + (self.scale + 1) * (given(part) - un)
+
+        return combined
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Fast-dLLM's caches around a module of ours: the first forward of a window is full and keeps every K and V; those
+    after it run from the window on (prefix) or the window alone (dual), on keys that otherwise stay as they were."""
+
+    module: Any = field(repr=False)
+    dual: bool = False
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return _Caching(self.module, self.dual)
+
+
+class _Caching:
+    def __init__(self, module: Any, dual: bool):
+        self.module, self.dual = module, dual
+        self.window: slice | None = None
+        self.kinds: list[str] = []  # of the forwards made: full, suffix, block
+
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        canvas = ask.canvas
+        if ask.window != self.window:
+            self.window, self.kv, start, end = ask.window, KV(canvas.ids.shape[1]), 0, canvas.ids.shape[1]
+            self.kinds.append("full")
+        else:
+            start = canvas.start + ask.window.start
+            end = canvas.start + ask.window.stop if self.dual else canvas.ids.shape[1]
+            self.kinds.append("block" if self.dual else "suffix")
+        hidden = self.module.hidden(canvas.ids[:, start:end], canvas.valid, start=start, kv=self.kv)
+        if self.module.shifted:
+            # The first slot is predicted by its left neighbour, which only the full forward ran: kept, like its K and V.
+            if start == 0:
+                self.left = hidden[:, [max(0, canvas.start + ask.window.start - 1)]]
+                hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
+            else:
+                hidden = torch.cat((self.left, hidden[:, :-1]), dim=1)
+        return _head(self.module, hidden[rows, canvas.start + slots - start])
+
+
+def _head(module: Any, asked: Tensor) -> Logits:
+    """Lazy logits of hidden states (n, d)."""
+    return lambda part: module.head(asked[part])
+
+
+def chain(module: Any, *, cfg: float = 0.0, cache: str | None = None, shift: bool = False) -> Opens:
+    """The denoiser a user asked for, as a chain of wrappers; its repr is part of what identifies a run."""
+    ours = hasattr(module, "hidden") and hasattr(module, "head")
+    if cache not in (None, "none", "prefix", "dual"):
+        raise UserError(f"the cache is none, prefix or dual, not {cache!r}")
+    if cache in ("prefix", "dual"):
+        if not ours:
+            raise UserError("a K/V cache needs a model that unmask loads itself; use cache=None with a wrapped module")
+        denoiser: Opens = Cached(module, dual=cache == "dual")
+    else:
+        denoiser = Plain(module) if ours else Foreign(module, shift)
+    return Guided(denoiser, cfg) if cfg else denoiser

@@ -1,0 +1,67 @@
+"""Settings by name: which rules a Strategy is made of, what they need, and the same method with other values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from unmask.errors import UserError
+
+
+def rules(strategy: Any) -> list[Any]:
+    """Every rule of the strategy, also those inside a rule (a schedule in a Quota)."""
+    found, queue = [], [strategy]
+    while queue:
+        value = queue.pop(0)
+        inner = value if isinstance(value, tuple) else [getattr(value, f.name) for f in fields(value)]
+        queue += [item for item in inner if isinstance(item, tuple) or is_dataclass(item)]
+        found += [value] if value is not strategy and is_dataclass(value) else []
+    return found
+
+
+def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
+    """What the rules and watchers read of a Prediction beyond token and p; "everywhere" asks about settled slots too."""
+    return frozenset().union(*(getattr(item, "needs", ()) for item in (*rules(strategy), *watch)))
+
+
+def changed(strategy: Any, settings: dict[str, Any]) -> Any:
+    """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name."""
+    for name, value in settings.items():
+        if name in {f.name for f in fields(strategy)}:
+            strategy = replace(strategy, **{name: value})
+            continue
+        owners = {type(rule).__name__ for rule in rules(strategy) if name in {f.name for f in fields(rule)}}
+        if not owners:
+            known = sorted({f.name for rule in rules(strategy) for f in fields(rule)} | {"block", "pace"})
+            raise UserError(f"this method has no setting {name!r}; it has {', '.join(known)}")
+        if len(owners) > 1:
+            raise UserError(
+                f"{name!r} is a setting of {' and of '.join(sorted(owners))}: build this Strategy in Python"
+            )
+        strategy = _set(strategy, owners.pop(), name, value)
+    return strategy
+
+
+def _set(value: Any, owner: str, name: str, new: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_set(item, owner, name, new) for item in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    inside = {f.name: _set(getattr(value, f.name), owner, name, new) for f in fields(value)}
+    return replace(value, **(inside | {name: new} if type(value).__name__ == owner else inside))
+
+
+def parse(pairs: Iterable[str]) -> dict[str, Any]:
+    """["kappa=12", "text=Answer:"] -> {"kappa": 12, "text": "Answer:"}: Python values where they read as such."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"a setting is NAME=VALUE, such as kappa=12; this is {pair!r}")
+        try:
+            settings[name.strip()] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            settings[name.strip()] = text
+    return settings
