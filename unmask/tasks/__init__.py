@@ -1,0 +1,102 @@
+"""The benchmarks, each a small record: where its rows come from, its prompt, its length, its anchor, its grade."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unmask.errors import UserError
+from unmask.tasks.data import Loaded, Made, Row, Source
+
+MODULES = ("math", "qa", "vision")
+
+
+class Grade(NamedTuple):
+    """What a grader says of one response; `rule` names the line that decided, "none" when nothing was found."""
+
+    correct: bool
+    extracted: Any
+    rule: str
+
+
+Grader = Callable[[str, Row], Grade]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One benchmark. The fields from `chat` on are what the paper leaves open, with our choice as the default."""
+
+    name: str
+    rows: Source | Made  # the test rows
+    prompt: Callable[[Row, Sequence[Row]], str]  # (row, few-shot rows) -> the whole prompt, one user turn
+    grade: Grader
+    length: int = 128  # L
+    anchor: str = "The answer is"  # what SuffixAnchor writes
+    kappa: float = 14.0
+    beta: float = 1.3
+    gamma: float = 0.85
+    tuning: Source | Made | None = None  # rows to sweep (kappa, beta, gamma) on; they never overlap `rows`
+    shots: Source | None = None  # few-shot rows
+    pick_shots: Callable[[Row, Sequence[Row]], Sequence[Row]] | None = None  # which of them one row sees
+    modes: Mapping[str, Grader] = field(default_factory=dict)  # parity graders, by the field's own names
+    gold: str = "answer"  # the field of a row that holds the reference
+    key: str = ""  # the field that identifies a row; its index where empty
+    group: str = ""  # the field to break accuracy down by
+    image: str = ""  # the field that holds the row's picture (a path, or bytes)
+    executes: bool = False  # grading runs generated code: needs --allow-code
+    chat: bool = True  # wrap the prompt as one user turn of the model's chat template
+    stop: tuple[str, ...] = ()  # cut the response at the first of these; none: graders find the answer in the whole
+
+    def identify(self, row: Row, index: int) -> str:
+        return str(row[self.key]) if self.key and self.key in row else str(index)
+
+    def render(self, row: Row, shots: Sequence[Row] = ()) -> str:
+        """The prompt of one row."""
+        return self.prompt(row, self.pick_shots(row, shots) if self.pick_shots else shots)
+
+    def cut(self, text: str) -> str:
+        ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        return text[: min(ends)] if ends else text
+
+    def grader(self, mode: str = "") -> Grader:
+        """The default grader, or a parity mode by name."""
+        if mode in ("", "default"):
+            return self.grade
+        if mode not in self.modes:
+            known = ", ".join(["default", *self.modes])
+            raise UserError(f"{self.name} has no grading mode {mode!r}; it has: {known}")
+        return self.modes[mode]
+
+    def tuning_rows(self, data: str | Path | None = None, skip_bad: bool = False) -> Loaded:
+        """Rows to choose settings on. Whatever the files hold, no question of the test rows is among them."""
+        if self.tuning is None:
+            raise UserError(f"{self.name} has no train or validation split; the paper uses GSM8K's settings")
+        loaded = self.tuning.load(self.name, data, skip_bad, beside=True)
+        tested = {" ".join(self.render(row).split()) for row in self.rows.load(self.name, data, skip_bad).rows}
+        return replace(loaded, rows=[row for row in loaded.rows if " ".join(self.render(row).split()) not in tested])
+
+    @property
+    def settings(self) -> dict[str, float]:
+        return {"kappa": self.kappa, "beta": self.beta, "gamma": self.gamma}
+
+
+def tasks() -> dict[str, Task]:
+    """Every task by name, in the paper's order."""
+    found = (importlib.import_module(f"unmask.tasks.{module}").TASKS for module in MODULES)
+    return {task.name: task for group in found for task in group}
+
+
+def find(name: str) -> Task:
+    """The task of this name (`-` and `_` are the same, case does not matter)."""
+    known = tasks()
+    wanted = {"".join(c for c in key.lower() if c.isalnum()): key for key in known}
+    plain = "".join(c for c in name.lower() if c.isalnum())
+    if plain in wanted:
+        return known[wanted[plain]]
+    near = difflib.get_close_matches(plain, wanted, n=1, cutoff=0.4)
+    hint = f"did you mean {wanted[near[0]]!r}?" if near else f"known: {', '.join(known)}"
+    raise UserError(f"no task {name!r}; {hint}")

@@ -1,0 +1,102 @@
+"""Text to answer, the part every grader shares: drop EOT, find the anchors, find numbers and boxes. Pure functions of a string."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+# Tokens that are not text: <|endoftext|>, <|eot_id|>, <|mdm_mask|>, <|im_end|>, </s>, [MASK] ...
+SPECIAL = re.compile(r"<\|[\w-]{1,40}\|>|</?s>|<(?:eos|bos|pad|mask|unk)>|\[(?:MASK|EOS|EOT|PAD)\]")
+STRONG = re.compile(r"\b(?i:answer\s+(?:is|was))\b(?:\s*:)?|####|\b(?:Answer|ANSWER)\s*:")
+WEAK = re.compile(r"\banswer\s*:")  # mid-sentence, "we check our answer: ..."
+JOINS = re.compile(r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(\s]*")  # between the numbers of "3 * 6 = 18"
+FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+
+
+def clean(text: str) -> str:
+    """The text without EOT and mask tokens. What follows them is kept: a suffix anchor sits after the run of EOT."""
+    return SPECIAL.sub(" ", text)
+
+
+def clean_code(text: str) -> str:
+    """The same for code, where a space more would change the indentation."""
+    return re.sub(r"<\|[\w-]{1,40}\|>|</s>", "", text)
+
+
+def tails(text: str) -> Iterator[tuple[str, str]]:
+    """(rule, what follows the anchor), the last anchor first; those with nothing after them are passed over.
+    A small `answer:` is weak: it is looked at only after every `answer is`, `Answer:` and `####`."""
+    for rule, pattern in (("anchor", STRONG), ("weak-anchor", WEAK)):
+        matches = list(pattern.finditer(text))
+        ends = [match.start() for match in matches[1:]] + [len(text)]
+        for match, end in zip(reversed(matches), reversed(ends), strict=False):
+            tail = text[match.end() : end]
+            if any(c.isalnum() for c in tail):
+                yield rule, tail
+
+
+def boxes(text: str) -> list[str]:
+    r"""The contents of every \boxed{...} and \fbox{...}, braces matched; a box cut off by the end keeps what it has."""
+    found = []
+    for match in re.finditer(r"\\f?boxed?\s*\{|\\boxed\s+(?=[^\s{])", text):
+        if not match.group().endswith("{"):  # \boxed 5
+            found.append(re.split(r"[\s$]", text[match.end() :], maxsplit=1)[0])
+            continue
+        depth, at = 1, match.end()
+        while at < len(text) and depth:
+            depth += {"{": 1, "}": -1}.get(text[at], 0) * (text[at - 1] != "\\")
+            at += 1
+        found.append(text[match.end() : at - (depth == 0)])
+    return found
+
+
+def numbers(text: str) -> list[tuple[int, int, str]]:
+    """(start, end, digits) of every number: 1,234.50 and $-5 and .5 and 3/4, without commas, currency and spaces."""
+    text = FRACTION.sub(lambda m: f"{m[1]}/{m[2]}".ljust(len(m[0])), text)
+    found = []
+    for match in re.finditer(
+        r"(?P<sign>[-−]?)\s?(?:\\?\$)?(?P<inner>[-−]?)(?P<body>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+        r"(?P<under>/\d+(?![\d.]))?",
+        text,
+    ):
+        before = text[: match.start()].rstrip()[-1:]
+        minus = (match["sign"] or match["inner"]) and not (match["sign"] and (before.isalnum() or before in (")", "}")))
+        body = match["body"].replace(",", "") + (match["under"] or "")
+        found.append((match.start() if minus else match.start("body"), match.end(), ("-" if minus else "") + body))
+    return found
+
+
+def stated_number(tail: str) -> str | None:
+    """The first number of a tail; of "3 * 6 = 18" the right-hand side."""
+    found = numbers(tail)
+    if not found:
+        return None
+    at = 0
+    while at + 1 < len(found) and re.fullmatch(
+        r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(]*\s*", tail[found[at][1] : found[at + 1][0]]
+    ):
+        at += 1
+    # an expression that ends without "=" ("3 * 6") states no result: its first number stands
+    return found[at][2] if at and "=" in tail[found[0][1] : found[at][0]] else found[0][2]
+
+
+def as_fraction(text: str) -> Fraction | None:
+    try:
+        return Fraction(text.replace(",", "").replace("−", "-"))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def peel(text: str) -> str:
+    """Without the quotes, markdown and closing period around an answer; "U.S." keeps its period."""
+    before = None
+    text = text.strip()
+    while text != before:
+        before = text
+        text = text.strip().strip("*_`\"'“”‘’").strip()
+        if text.endswith(("!", ";", ",", ":")) or (
+            text.endswith(".") and not re.search(r"(?:\b[A-Za-z]\.){2,}$", text)
+        ):
+            text = text[:-1]
+    return text
