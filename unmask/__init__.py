@@ -1,3 +1,42 @@
-"""unmask: the decoding toolkit for masked diffusion language models."""
+"""unmask: the decoding toolkit for masked diffusion language models.
+
+    import unmask
+    model = unmask.load("tiny")
+    print(unmask.generate(model, "...", "sacm").text)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Names are looked up when first used, so that importing the package costs nothing.
+_WHERE = {
+    "load": "unmask.models", "wrap": "unmask.models", "Model": "unmask.models",
+    "generate": "unmask.generate", "generations": "unmask.generate", "Generation": "unmask.generate",
+    "decode": "unmask.algorithm", "run": "unmask.algorithm", "Strategy": "unmask.algorithm", "Step": "unmask.algorithm",
+    "SuffixAnchor": "unmask.algorithm", "AnchorModulation": "unmask.algorithm",
+    "METHODS": "unmask.methods", "method": "unmask.methods",
+    "Canvas": "unmask.canvas", "Vocab": "unmask.canvas",
+    "UserError": "unmask.errors",
+}  # fmt: skip
+
+__all__ = ["__version__", *_WHERE]
+
+if TYPE_CHECKING:
+    from unmask.algorithm import AnchorModulation, Step, Strategy, SuffixAnchor, decode, run
+    from unmask.canvas import Canvas, Vocab
+    from unmask.errors import UserError
+    from unmask.generate import Generation, generate, generations
+    from unmask.methods import METHODS, method
+    from unmask.models import Model, load, wrap
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'unmask' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
