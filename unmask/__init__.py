@@ -23,7 +23,7 @@ _WHERE = {
 
 __all__ = ["__version__", *_WHERE]
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # ruff: noqa: F401
     from unmask.algorithm import AnchorModulation, Step, Strategy, SuffixAnchor, decode, run
     from unmask.canvas import Canvas, Vocab
     from unmask.errors import UserError

@@ -71,7 +71,7 @@ class Step:
     opened: Tensor  # (B,) masks in the window when it began
     forward: int  # forwards so far, over all windows
     draws: Draws
-    seen: Prediction = Prediction()  # noqa: RUF009
+    seen: Prediction = Prediction()
     reopened: Tensor | None = None  # (B, L) bool: what remasking opened again in this iteration
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,23 @@ def count(lines: Iterable[str], tokens: Any) -> dict[str, Any]:
     if not counts:
         raise UserError("the corpus has no text to count")
     return {"num_token": counts.total(), "p_baseline_dict": {str(i): n for i, n in sorted(counts.items())}}
+
+
+def lines(files: Iterable[str]) -> Iterator[str]:
+    """The lines of text files; of JSONL files, the "text" of every row."""
+    for name in files:
+        try:
+            with open(name, encoding="utf-8") as f:
+                for number, line in enumerate(f, 1):
+                    if not name.endswith(".jsonl"):
+                        yield line.rstrip("\n")
+                        continue
+                    try:
+                        yield json.loads(line)["text"]
+                    except (json.JSONDecodeError, KeyError, TypeError) as error:
+                        raise UserError(f'{name}, line {number}: a row is an object with "text"') from error
+        except OSError as error:
+            raise UserError(f"{name} cannot be read: {error.strerror}") from error
 
 
 def read(file: Path, size: int) -> Tensor:

@@ -44,6 +44,22 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     return strategy
 
 
+def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The strategy with those of the settings that it has, and their names: for several methods under one flag."""
+    own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
+    used = {name: value for name, value in settings.items() if name in own}
+    return changed(strategy, used), list(used)
+
+
+def recipe(strategy: Any) -> str:
+    """What differs from plain top-probability decoding, in one line."""
+    plain = type(strategy)()
+    parts = [
+        f"{f.name}={value!r}" for f in fields(strategy) if (value := getattr(strategy, f.name)) != getattr(plain, f.name)
+    ]
+    return f"Strategy({', '.join(parts)})"
+
+
 def _set(value: Any, owner: str, name: str, new: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_set(item, owner, name, new) for item in value)

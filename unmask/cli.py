@@ -1,0 +1,285 @@
+"""The command line: one short function a command. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from unmask import __version__
+from unmask.errors import UserError
+
+Command = Callable[[argparse.Namespace], None]
+COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str, str]] = {}
+
+
+def command(name: str, summary: str, examples: str, *arguments: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Register a command: its help begins with lines to type. `arguments` are functions that add options to a parser."""
+
+    def register(run: Command) -> Command:
+        def add(parser: argparse.ArgumentParser) -> None:
+            for argument in arguments:
+                argument(parser)
+
+        COMMANDS[name] = (run, add, summary, examples)
+        return run
+
+    return register
+
+
+def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+def together(*arguments: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one."""
+    return lambda parser: [argument(parser) for argument in arguments]
+
+
+MODEL = together(
+    option("--model", default="tiny", metavar="DIR_OR_ID", help='checkpoint directory or hub id (default: the bundled "tiny")'),
+    option("--device", help="cpu, cuda, cuda:1, mps (default: a GPU where there is one)"),
+    option("--dtype", help="float32, bfloat16, float16 (default: the checkpoint's; float32 on a CPU)"),
+    option("--adapter", metavar="DIR", help="a PEFT LoRA adapter to put on the model"),
+    option("--quantize", choices=["int8", "int4"], help="weight-only quantisation by torchao"),
+    option("--device-map", metavar="MAP", help='spread the model over devices, e.g. "auto"'),
+    option("--revision", help="which commit or tag of a hub model"),
+    option("--frequencies", metavar="FILE", help="UNCODE's token frequency table"),
+)
+DECODING = together(
+    option("--length", type=int, metavar="L", help="response tokens (default: the model's, 256 for the published ones)"),
+    option("--steps", type=int, metavar="T", help="decoding steps (default: the method's pace, L / 2 in the paper)"),
+    option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
+           help="a setting of the method: kappa=12, gamma=0, text='Answer:', at=-40, block=64, tau=0.8 (repeatable)"),
+    option("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)"),
+    option("--seed", type=int, default=0),
+    option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance"),
+    option("--cache", choices=["prefix", "dual"], help="Fast-dLLM's K/V cache: quicker, and the tokens may differ"),
+    option("--batch", type=int, default=8, help="prompts decoded together (default: 8)"),
+    option("--system", help="a system prompt"),
+    option("--raw", action="store_true", help="no chat template"),
+)  # fmt: skip
+
+
+def load(args: argparse.Namespace) -> Any:
+    import unmask
+
+    return unmask.load(
+        args.model, device=args.device, dtype=args.dtype, adapter=args.adapter, quantize=args.quantize,
+        device_map=args.device_map, revision=args.revision, frequencies=args.frequencies,
+    )  # fmt: skip
+
+
+def strategy(name: str, args: argparse.Namespace) -> Any:
+    from unmask import method, settings
+
+    return method(name).with_(**settings.parse(args.settings))
+
+
+def decoding(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `generations` that the DECODING flags give."""
+    names = ("length", "steps", "temperature", "seed", "cfg", "cache", "batch", "system", "raw")
+    if args.batch < 1:
+        raise UserError(f"a batch has at least one prompt, not {args.batch}")
+    return {name: getattr(args, name) for name in names}
+
+
+def rows(text: str | None, prompts: str | None) -> list[dict[str, Any]]:
+    """The prompts of a command line: its text, standard input for "-", or a file: JSONL rows, or else one prompt."""
+    if (text is None) == (prompts is None):
+        raise UserError('give one prompt ("-" reads it from standard input) or --prompts FILE')
+    if text is not None:
+        return [{"prompt": sys.stdin.read() if text == "-" else text}]
+    try:
+        content = sys.stdin.read() if prompts == "-" else Path(str(prompts)).read_text()
+    except OSError as error:
+        raise UserError(f"{prompts} cannot be read: {error.strerror}") from error
+    if prompts != "-" and not str(prompts).endswith((".jsonl", ".json")):
+        return [{"prompt": content}]
+    found = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{prompts}, line {number}: not JSON ({error.msg})") from error
+        row = {"prompt": row} if isinstance(row, str) else row
+        if not isinstance(row, dict) or not (row.get("prompt") or row.get("messages")):
+            raise UserError(f'{prompts}, line {number}: a row is a string or an object with "prompt" or "messages"')
+        found.append(row)
+    if not found:
+        raise UserError(f"{prompts} holds no prompts")
+    return found
+
+
+def progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
+    """A bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty() or total < 2:
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, description=what, total=total, console=Console(stderr=True), transient=True)
+
+
+@command(
+    "generate", "decode prompts with one method",
+    """
+  unmask generate "Tom has 3 apples ..."
+  unmask generate "What is 12 * 7?" --model GSAI-ML/LLaDA-8B-Instruct --method sacm --length 256 --steps 128
+  unmask generate --prompts questions.jsonl --json > answers.jsonl      rows: {"prompt": ...} or {"messages": [...]}
+  unmask generate "Write a letter" --infill "Dear [MASK*4], [MASK*40] Yours, Ada" --method top-probability
+  unmask generate "..." --method sacm --set kappa=12 --set text=Answer: --set at=-30""",
+    option("prompt", nargs="?", help='the prompt; "-" reads standard input'),
+    option("--prompts", metavar="FILE", help="a file with one prompt, or JSONL with one a line"),
+    option("--method", default="sacm", help="see `unmask methods` (default: sacm)"),
+    DECODING,
+    option("--samples", type=int, default=1, metavar="N", help="N samples a prompt, with seeds seed, seed + 1, ..."),
+    option("--infill", metavar="TEXT", help="the response, with [MASK*n] where n tokens are to be filled in"),
+    option("--stop", action="append", default=[], metavar="TEXT", help="cut the text before this string (repeatable)"),
+    option("--ban", type=int, action="append", default=[], metavar="ID", help="a token id never to write (repeatable)"),
+    option("--stream", action="store_true", help="print the text as its beginning settles (one prompt)"),
+    option("--json", action="store_true", help="a record a line: text, tokens, order, forwards, tie rate, EOT ratio"),
+    MODEL,
+)  # fmt: skip
+def generate(args: argparse.Namespace) -> None:
+    from unmask.generate import generations
+    from unmask.watchers import Stream
+
+    asked = rows(args.prompt, args.prompts)
+    method = strategy(args.method, args)
+    if args.samples < 1:
+        raise UserError(f"--samples is at least 1, not {args.samples}")
+    model = load(args)
+    stream = Stream(model, sys.stdout) if args.stream and len(asked) == args.samples == 1 and not args.json else None
+    made = generations(
+        model, [row.get("messages") or row["prompt"] for row in asked], method, **decoding(args), infill=args.infill,
+        samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else [],
+    )  # fmt: skip
+    for i, generation in enumerate(progress(made, len(asked) * args.samples, "decoding")):
+        if args.json:
+            record = {**asked[i // args.samples], "method": args.method, **asdict(generation)}
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+        elif stream:
+            stream.end(generation.text)
+        else:
+            print(generation.text, flush=True)
+
+
+@command(
+    "compare", "decode one prompt with several methods, one below the other",
+    """
+  unmask compare "Tom has 3 apples ..."
+  unmask compare "..." --methods top-probability,suffix-anchor,sacm --model GSAI-ML/LLaDA-8B-Instruct""",
+    option("prompt", nargs="?", help='the prompt; "-" reads standard input'),
+    option("--prompts", metavar="FILE", help="a file with the prompt"),
+    option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
+    DECODING,
+    option("--json", action="store_true", help="a record a method"),
+    MODEL,
+)  # fmt: skip
+def compare(args: argparse.Namespace) -> None:
+    from unmask import settings
+    from unmask.generate import generate
+    from unmask.methods import method
+
+    (row, *more) = rows(args.prompt, args.prompts)
+    if more:
+        raise UserError("compare takes one prompt; `unmask generate --prompts` takes many")
+    names = [name.strip() for name in args.methods.split(",") if name.strip()]
+    wanted = settings.parse(args.settings)
+    found = {name: settings.applied(method(name), wanted) for name in names}
+    if unused := set(wanted) - {key for _, used in found.values() for key in used}:
+        raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
+    model = load(args)
+    for name, (strategy, _) in found.items():
+        generation = generate(model, [row.get("messages") or row["prompt"]], strategy, **decoding(args))[0]
+        if args.json:
+            print(json.dumps({**row, "method": name, **asdict(generation)}, ensure_ascii=False), flush=True)
+        else:
+            figures = f"{generation.forwards} forwards, EOT {generation.eot_ratio:.2f}, ties {generation.tie_rate:.2f}"
+            print(f"{name}  ({figures})\n  {generation.text.strip() or '(empty)'}\n", flush=True)
+
+
+@command(
+    "methods", "the decoding methods and what each is made of",
+    """
+  unmask methods
+  unmask methods --json""",
+    option("--json", action="store_true", help="a map of names to recipes"),
+)  # fmt: skip
+def methods(args: argparse.Namespace) -> None:
+    from unmask.methods import METHODS
+    from unmask.settings import recipe
+
+    if args.json:
+        print(json.dumps({name: repr(strategy) for name, strategy in METHODS.items()}, indent=1))
+        return
+    width = max(map(len, METHODS))
+    for name, strategy in METHODS.items():
+        print(f"{name:{width}}  {recipe(strategy)}")
+
+
+@command(
+    "frequencies", "count token frequencies of a corpus, for UNCODE",
+    """
+  unmask frequencies corpus.txt --model GSAI-ML/LLaDA-8B-Instruct -o llada.json
+  unmask generate "..." --method uncode --frequencies llada.json""",
+    option("corpus", nargs="+", metavar="CORPUS", help='text files (JSONL rows with "text" work too)'),
+    option("-o", "--out", metavar="FILE", help="where to write it (default: standard output)"),
+    MODEL,
+)  # fmt: skip
+def frequencies(args: argparse.Namespace) -> None:
+    from unmask.frequencies import count, lines
+
+    model = load(args)
+    table = json.dumps(count(lines(args.corpus), model.tokens))
+    if args.out:
+        Path(args.out).write_text(table + "\n")
+    else:
+        print(table)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30, width=110)
+
+
+def parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:{width}}  {summary}" for name, (_, _, summary, _) in COMMANDS.items())
+    top = argparse.ArgumentParser(
+        prog="unmask", formatter_class=_Help, usage="unmask COMMAND ...",
+        description=f"Decoding for masked diffusion language models.\n\n  unmask generate \"your question\"\n\ncommands:\n{listing}",
+        epilog="`unmask COMMAND --help` shows what a command takes, by example.",
+    )  # fmt: skip
+    top.add_argument("--version", action="version", version=f"unmask {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    for name, (_, add, summary, examples) in COMMANDS.items():
+        text = f"{examples.strip(chr(10))}\n\n{summary}."
+        add(commands.add_parser(name, description=text, formatter_class=_Help, usage=f"unmask {name} ..."))
+    return top
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    if not args.command:
+        parser().print_help()
+        return
+    try:
+        COMMANDS[args.command][0](args)
+    except UserError as error:
+        print(f"unmask: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        print("unmask: stopped; what was finished is kept", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,57 @@
+"""Small watchers to hand to a decode. A watcher is called with (step, score, chosen) after every forward that decodes."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+from unmask.algorithm import Step
+from unmask.models import Model
+
+
+class Stream:
+    """Writes the first row's text as it settles: the longest beginning without a mask. With remasking, only at the end."""
+
+    def __init__(self, model: Model, out: TextIO):
+        self.model, self.out, self.written = model, out, ""
+
+    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
+        if step.strategy.remask:
+            return
+        response = torch.where(chosen, step.seen.token, step.canvas.response)[0]
+        masks = (response == step.canvas.vocab.mask_id).nonzero()
+        text = self.model.text(response[: int(masks[0]) if len(masks) else None])
+        if text.startswith(self.written):  # a token may still change how the one before it is spelt
+            self._write(text)
+
+    def end(self, text: str) -> None:
+        """What is left of the final text, and a line end."""
+        if text.startswith(self.written):
+            self._write(text)
+        elif not self.written.startswith(text):
+            self.out.write("\n" + text)
+        self.out.write("\n")
+
+    def _write(self, text: str) -> None:
+        self.out.write(text[len(self.written) :])
+        self.out.flush()
+        self.written = text
+
+
+class NearTies:
+    """Counts decisions that rounding could turn: selections whose score is within `tolerance` of one passed over, and
+    tokens whose two best candidates are. On a real model, only there can a batch differ from its rows alone."""
+
+    needs = frozenset({"margin"})
+
+    def __init__(self, tolerance: float = 1e-4):
+        self.tolerance = tolerance
+        self.counts: Tensor | None = None  # (B,)
+
+    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
+        passed = score.masked_fill(~(step.eligible & ~chosen), -torch.inf).amax(1)
+        lowest = score.masked_fill(~chosen, torch.inf).amin(1)
+        near = (lowest - passed <= self.tolerance).long() + (chosen & (step.seen.margin <= self.tolerance)).sum(1)
+        self.counts = near if self.counts is None else self.counts + near
