@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from unmask.errors import UserError
 from unmask.tasks.data import Loaded, Made, Row, Source
 
-MODULES = ("math", "qa", "vision")
+MODULES = ("math", "qa", "vision", "code")
 
 
 class Grade(NamedTuple):
