@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from unmask.algorithm import Strategy, decode, run
+from unmask.algorithm import Strategy, decode
 from unmask.canvas import Canvas, Vocab
 from unmask.confidence import NegativeEntropy, PublishedChance, PublishedUniform, TopMargin
 from unmask.models.denoisers import chain
@@ -22,7 +22,7 @@ from unmask.models.dream import DreamModel
 from unmask.models.layers import KV
 from unmask.models.llada import LLaDAModelLM
 from unmask.modifiers import Calibrate, LinearPosition, PositionDecay, RenormaliseEOT, SuppressEOT
-from unmask.reading import Argmax, ForbidEOT, PublishedGumbel, answer
+from unmask.reading import Argmax, ForbidEOT, PublishedGumbel, run
 from unmask.selection import (
     Chance, Due, EntropyBound, Factor, Fixed, LeadingSlot, Quota, Remask, Threshold, Timesteps,
 )  # fmt: skip
@@ -151,13 +151,14 @@ def test_trajectory(record: dict) -> None:
     session = chain(model, **wrap).begin(canvas)
     made: list[tuple[Canvas, str]] = []  # the canvas each forward saw, and its kind
 
-    def denoise(ask):
-        out = answer(session, ask)
-        made.append((ask.canvas, getattr(session, "kinds", ["full"])[-1]))
-        return out
+    class Recording:
+        def logits(self, ask, rows, slots):
+            out = session.logits(ask, rows, slots)
+            made.append((ask.canvas, getattr(session, "kinds", ["full"])[-1]))
+            return out
 
     seed = 0 if record["rng_seed"] is None else record["rng_seed"]
-    done = run(decode(canvas, ours, p.get("steps"), seed=seed), denoise)
+    done = run(decode(canvas, ours, p.get("steps"), seed=seed), Recording())
 
     assert done.canvas.ids.tolist() == record["final_ids"]
     theirs = [step for step in record["steps"] if not hollow(step, record, canvas)]

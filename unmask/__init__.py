@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "load": "unmask.models", "wrap": "unmask.models", "Model": "unmask.models",
     "generate": "unmask.generate", "generations": "unmask.generate", "Generation": "unmask.generate",
-    "decode": "unmask.algorithm", "run": "unmask.algorithm", "Strategy": "unmask.algorithm", "Step": "unmask.algorithm",
+    "decode": "unmask.algorithm", "run": "unmask.reading", "Strategy": "unmask.algorithm", "Step": "unmask.step",
     "SuffixAnchor": "unmask.algorithm", "AnchorModulation": "unmask.algorithm",
     "METHODS": "unmask.methods", "method": "unmask.methods",
     "Canvas": "unmask.canvas", "Vocab": "unmask.canvas",
@@ -23,13 +23,15 @@ _WHERE = {
 
 __all__ = ["__version__", *_WHERE]
 
-if TYPE_CHECKING:  # ruff: noqa: F401
-    from unmask.algorithm import AnchorModulation, Step, Strategy, SuffixAnchor, decode, run
+if TYPE_CHECKING:
+    from unmask.algorithm import AnchorModulation, Strategy, SuffixAnchor, decode
     from unmask.canvas import Canvas, Vocab
     from unmask.errors import UserError
     from unmask.generate import Generation, generate, generations
     from unmask.methods import METHODS, method
     from unmask.models import Model, load, wrap
+    from unmask.reading import run
+    from unmask.step import Step
 
 
 def __getattr__(name: str) -> Any:

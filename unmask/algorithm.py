@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper: the loop, what it hands to the rules, and the two rules that make SACM.
+"""Algorithm 1 of the paper: what a method is, the loop, and the two rules that make SACM.
 
 B rows, L response slots. A rule takes a Step and returns a new tensor of shape (B, L).
 """
@@ -19,8 +19,10 @@ from unmask.confidence import TopProbability
 from unmask.errors import UserError
 from unmask.reading import Argmax, Ask, Draws, Prediction, Reader
 from unmask.selection import Quota, tied
+from unmask.step import Step
 
 Encode = Callable[[str], list[int]]
+Watch = Callable[[Step, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -48,48 +50,15 @@ class Strategy:
 
     def windows(self, length: int, steps: int) -> list[tuple[slice, int]]:
         """Blocks from left to right, each with its share of the steps, at least one; the last may be shorter."""
+        if self.block is not None and self.block < 1:
+            raise UserError(f"a block has at least 1 token, not {self.block}")
         edges = [*range(0, length, self.block or length), length]
-        return [
-            (slice(a, b), max(1, round(steps * b / length) - round(steps * a / length))) for a, b in pairwise(edges)
-        ]
+        return [(slice(a, b), max(1, round(steps * b / length) - round(steps * a / length))) for a, b in pairwise(edges)]
 
     def bound(self, length: int, steps: int) -> int:
         """The most forwards a decode can take."""
         extra = self.remask.extra if self.remask else lambda steps: 0
         return sum(self.select.bound(w.stop - w.start, s) + extra(s) for w, s in self.windows(length, steps))
-
-
-@dataclass(frozen=True)
-class Step:
-    """One iteration, read-only: the canvas before it, where it stands in its window, and what the model predicts."""
-
-    canvas: Canvas
-    strategy: Strategy
-    window: slice  # the block being decoded; all of the response when fully non-AR
-    index: int  # iterations this window has had
-    steps: int  # iterations this window was given
-    opened: Tensor  # (B,) masks in the window when it began
-    forward: int  # forwards so far, over all windows
-    draws: Draws
-    seen: Prediction = Prediction()
-    reopened: Tensor | None = None  # (B, L) bool: what remasking opened again in this iteration
-
-    @property
-    def inside(self) -> Tensor:  # (1, L) bool
-        slots = torch.arange(self.canvas.length, device=self.canvas.ids.device)[None]
-        return (slots >= self.window.start) & (slots < self.window.stop)
-
-    @property
-    def eligible(self) -> Tensor:  # (B, L) bool: masked slots of the window
-        return self.canvas.masked & self.inside
-
-    @property
-    def progress(self) -> Tensor:  # (B, 1): p = 1 - |M| / L, over the whole response also under blocks
-        return 1 - self.canvas.masked.sum(1, keepdim=True) / self.canvas.length
-
-    @property
-    def deferred(self) -> Tensor | None:  # (B, L) bool
-        return self.strategy.defer(self) if self.strategy.defer else None
 
 
 @dataclass(frozen=True)
@@ -101,12 +70,8 @@ class Decoded:
 
 
 def decode(
-    canvas: Canvas,
-    strategy: Strategy,
-    steps: int | None = None,
-    seed: int | Sequence[int] = 0,
-    watch: Sequence[Callable[[Step, Tensor, Tensor], None]] = (),
-) -> Generator[Ask, Prediction, Decoded]:
+    canvas: Canvas, strategy: Strategy, steps: int | None = None, seed: int | Sequence[int] = 0, watch: Sequence[Watch] = ()
+) -> Generator[Ask, Prediction, Decoded]:  # fmt: skip
     """Algorithm 1 as a generator: it yields what it asks of the model and is sent the prediction (see `run`)."""
     steps = max(1, round(strategy.pace * canvas.length)) if steps is None else steps
     if steps < 1:
@@ -131,6 +96,7 @@ def decode(
             where = step.inside & eligible.any(1, keepdim=True) if "everywhere" in needs else eligible
             step = replace(step, seen=(yield Ask(step.canvas, window, where, read, forward)))  # z = M_theta(x), x^0
             score = strategy.confidence(step)  # c_i = C(z, i)
+            step = replace(step, base=score)
             for modify in strategy.modifiers:
                 score = modify(step, score)  # c~_i
             if not bool(torch.isfinite(score[eligible]).all()):
@@ -142,16 +108,6 @@ def decode(
             forward, forwards = forward + 1, forwards + eligible.any(1)
             ties, total = ties + tied(step, score, chosen), total + chosen.sum(1)
     return Decoded(canvas, forwards, ties, total)
-
-
-def run(decoding: Generator[Ask, Prediction, Decoded], denoise: Callable[[Ask], Prediction]) -> Decoded:
-    """Drive one decode with one model."""
-    try:
-        ask = next(decoding)
-        while True:
-            ask = decoding.send(denoise(ask))
-    except StopIteration as done:
-        return done.value
 
 
 @dataclass(frozen=True)
@@ -178,6 +134,8 @@ class AnchorModulation:
     beta: float = 1.3
     gamma: float = 0.85
 
+    def weight(self, canvas: Canvas) -> Tensor:  # (B, L)
+        return (self.beta * torch.exp(-canvas.distance / self.kappa)).clamp(max=1)
+
     def __call__(self, step: Step, score: Tensor) -> Tensor:
-        w = (self.beta * torch.exp(-step.canvas.distance / self.kappa)).clamp(max=1)
-        return score * (1 - w * (1 - step.progress) ** self.gamma)
+        return score * (1 - self.weight(step.canvas) * (1 - step.progress) ** self.gamma)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,33 +36,24 @@ class Canvas:
     vocab: Vocab
 
     @classmethod
-    def blank(
-        cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: str | torch.device = "cpu"
-    ) -> Canvas:
+    def blank(cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: Any = "cpu") -> Canvas:
         """Prompts and L masks each."""
         if length < 1:
             raise UserError(f"the response length must be at least 1, not {length}")
         if not prompts:
             raise UserError("there is no prompt to answer")
+        if any(vocab.mask_id in prompt for prompt in prompts):
+            raise UserError("a prompt holds the mask token; spans to fill belong in the response (see infill)")
         start, rows = max(map(len, prompts)), len(prompts)
         ids = torch.full((rows, start + length), vocab.mask_id)
         valid = torch.ones(rows, start + length, dtype=torch.bool)
-        pad = vocab.eot_ids[0] if vocab.eot_ids else next(i for i in range(2) if i != vocab.mask_id)
+        pad = vocab.eot_ids[0] if vocab.eot_ids else int(vocab.mask_id == 0)
         for row, prompt in enumerate(prompts):
-            if vocab.mask_id in prompt:
-                raise UserError(
-                    f"prompt {row} holds the mask token; masks to fill belong in the response (see infill=)"
-                )
-            ids[row, :start] = torch.tensor([pad] * (start - len(prompt)) + list(prompt), dtype=torch.long)
-            valid[row, : start - len(prompt)] = False
-        return cls(
-            ids.to(device), valid.to(device), start,
-            fixed=torch.zeros(rows, length, dtype=torch.bool, device=device),
-            distance=torch.full((rows, length), torch.inf, device=device),
-            settled=torch.zeros(rows, length, device=device),
-            when=torch.full((rows, length), -1, device=device),
-            vocab=vocab,
-        )  # fmt: skip
+            gap = start - len(prompt)
+            ids[row, :start] = torch.tensor([pad] * gap + list(prompt), dtype=torch.long)
+            valid[row, :gap] = False
+        zero = torch.zeros(rows, length, device=device)
+        return cls(ids.to(device), valid.to(device), start, zero.bool(), zero + torch.inf, zero, zero.long() - 1, vocab)
 
     @property
     def length(self) -> int:
@@ -88,39 +80,32 @@ class Canvas:
 
     def fill(self, chosen: Tensor, tokens: Tensor, score: Tensor, when: int) -> Canvas:
         """x_i <- x^0_i where chosen (B, L)."""
-        return replace(
-            self.with_response(torch.where(chosen, tokens, self.response)),
-            settled=torch.where(chosen, score, self.settled),
-            when=self.when.masked_fill(chosen, when),
-        )
+        filled = self.with_response(torch.where(chosen, tokens, self.response))
+        settled = torch.where(chosen, score, self.settled)
+        return replace(filled, settled=settled, when=self.when.masked_fill(chosen, when))
 
     def clear(self, reopened: Tensor) -> Canvas:
         """Masks again where reopened (B, L)."""
         response = self.response.masked_fill(reopened, self.vocab.mask_id)
         return replace(self.with_response(response), when=self.when.masked_fill(reopened, -1))
 
-    def pin(self, tokens: Sequence[int], at: int, *, anchor: bool = False, row: int | None = None) -> Canvas:
-        """Write fixed tokens from slot `at` on (from the end if negative) in one row or all; an anchor also modulates."""
+    def pin(self, tokens: Sequence[int], at: int, *, anchor: bool = False) -> Canvas:
+        """Write fixed tokens from slot `at` on (from the end if negative); an anchor also modulates."""
         first = at + self.length if at < 0 else at
-        if not 0 <= first < self.length:
-            raise UserError(f"position {at} is outside a response of {self.length} tokens")
+        here = slice(first, first + len(tokens))
         if not tokens:
             raise UserError("there is nothing to pin: the anchor text has no tokens")
-        if first + len(tokens) > self.length:
-            raise UserError(
-                f"an anchor of {len(tokens)} tokens does not fit the {self.length - first} slots from position {at} on"
-            )
-        rows = slice(None) if row is None else slice(row, row + 1)
-        here = slice(first, first + len(tokens))
-        if bool(self.fixed[rows, here].any()):
-            raise UserError(
-                f"slots {first}..{first + len(tokens) - 1} already hold fixed text; choose another position"
-            )
-        response, fixed, distance = self.response.clone(), self.fixed.clone(), self.distance.clone()
-        response[rows, here] = torch.tensor(list(tokens), device=response.device)
-        fixed[rows, here] = True
+        if not 0 <= first < self.length:
+            raise UserError(f"position {at} is outside a response of {self.length} tokens")
+        if here.stop > self.length:
+            room = self.length - first
+            raise UserError(f"an anchor of {len(tokens)} tokens does not fit the {room} slots from position {at} on")
+        if bool(self.fixed[:, here].any()):
+            raise UserError(f"slots {first} to {here.stop - 1} hold fixed text already; choose another position")
+        response, fixed, distance = self.response.clone(), self.fixed.clone(), self.distance
+        response[:, here] = torch.tensor(list(tokens), device=response.device)
+        fixed[:, here] = True
         if anchor:
             slots = torch.arange(self.length, device=distance.device, dtype=distance.dtype)
-            gap = torch.maximum(first - slots, slots - (here.stop - 1)).clamp(min=0)
-            distance[rows] = torch.minimum(distance[rows], gap)
+            distance = torch.minimum(distance, torch.maximum(first - slots, slots - (here.stop - 1)).clamp(min=0))
         return replace(self.with_response(response), fixed=fixed, distance=distance)

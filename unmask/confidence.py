@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from unmask.algorithm import Step
+    from unmask.step import Step
 
 
 @dataclass(frozen=True)

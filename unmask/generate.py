@@ -11,12 +11,12 @@ from typing import Any, overload
 
 import torch
 
-from unmask.algorithm import Strategy, decode, run
+from unmask.algorithm import Strategy, decode
 from unmask.canvas import Canvas
 from unmask.errors import UserError
 from unmask.methods import method as named
 from unmask.models import Messages, Model
-from unmask.reading import Gumbel, answer
+from unmask.reading import Gumbel, run
 
 SPAN = re.compile(r"\[MASK(?:\*(\d+))?\]")  # [MASK] or [MASK*12] in infilled text
 
@@ -111,7 +111,7 @@ def generations(
 def _run(model: Model, denoiser: Any, canvas: Canvas, strategy: Strategy, steps: int | None, seeds: list[int], watch: Any) -> Any:
     session = denoiser.begin(canvas)
     try:
-        return run(decode(canvas, strategy, steps, seeds, watch), lambda ask: answer(session, ask))
+        return run(decode(canvas, strategy, steps, seeds, watch), session)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise UserError(f"not enough memory for {canvas.rows} rows of {canvas.length} tokens; use a smaller batch or length") from error
     except RuntimeError as error:  # how a CPU says the same

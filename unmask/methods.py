@@ -1,4 +1,4 @@
-"""The rows of the paper's main table, one Strategy each; then what it is compared with elsewhere. A method is data."""
+"""The rows of the paper's main table, one Strategy each, then (from sacm-margin on) others. A method is data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ METHODS: dict[str, Strategy] = {
     "rainbow-padding": Strategy(),  # another checkpoint, the same decoding
     "suffix-anchor": Strategy(anchors=(SuffixAnchor(),)),  # "ours without confidence modulation"
     "sacm": Strategy(anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)),
-    # beyond the main table
     "sacm-margin": Strategy(
         confidence=TopMargin(), anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)
     ),
@@ -33,9 +32,7 @@ METHODS: dict[str, Strategy] = {
     "eb-sampler": Strategy(confidence=NegativeEntropy(), select=EntropyBound(0.01), pace=1),
     "fast-dllm-factor": Strategy(block=32, select=Factor(1.0), pace=1),
     "eot-forbidden": Strategy(read=ForbidEOT()),
-    "remdm-official": Strategy(
-        read=Gumbel(), remask=Remask(rounds=None, fresh=False), select=Quota(Fixed(1)), block=32, pace=1
-    ),
+    "remdm-official": Strategy(Gumbel(), remask=Remask(rounds=None, fresh=False), select=Quota(Fixed(1)), block=32, pace=1),
 }
 
 
@@ -43,8 +40,8 @@ def method(name: str | Strategy) -> Strategy:
     """The Strategy of that name (or the one given)."""
     if isinstance(name, Strategy):
         return name
-    if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "`unmask methods` lists them"
-        raise UserError(f"there is no method {name!r}; {hint}")
-    return METHODS[name]
+    if name in METHODS:
+        return METHODS[name]
+    near = difflib.get_close_matches(name, METHODS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "`unmask methods` lists them"
+    raise UserError(f"there is no method {name!r}; {hint}")

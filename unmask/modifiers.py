@@ -16,7 +16,7 @@ from unmask.canvas import Canvas
 from unmask.errors import UserError
 
 if TYPE_CHECKING:
-    from unmask.algorithm import Step
+    from unmask.step import Step
 
 
 def is_eot(step: Step) -> Tensor:

@@ -6,15 +6,16 @@ B rows, L response slots, V tokens, n slots asked about in one chunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from unmask.canvas import Canvas
 
+Result = TypeVar("Result")
 CHUNK = 2**24  # logits held at once, by all rows together: 64 MB in float32
 TOP = 5  # candidates kept where a watcher asks for them
 
@@ -68,6 +69,16 @@ def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
         whole[name] = values.new_zeros((*ask.where.shape, *values.shape[1:]))
         whole[name][rows, slots] = values
     return Prediction(**whole)
+
+
+def run(decoding: Generator[Ask, Prediction, Result], denoiser: Denoiser) -> Result:
+    """Drive one decode to its end with one model."""
+    try:
+        ask = next(decoding)
+        while True:
+            ask = decoding.send(answer(denoiser, ask))
+    except StopIteration as done:
+        return done.value
 
 
 class Draws:

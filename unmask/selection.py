@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from unmask.algorithm import Step
+    from unmask.step import Step
 
 
 def rank(step: Step, score: Tensor) -> Tensor:
@@ -108,6 +109,65 @@ class Timesteps:
 
     def bound(self, n: int, steps: int) -> int:
         return steps
+
+
+@lru_cache(maxsize=4096)
+def _curved(curve: Curve, masks: int, steps: int) -> tuple[int, ...]:
+    """LaViDa's step table: the steps of trunc(sigma(t) masks), at least 1 each, the surplus taken off by turns; reversed."""
+    steps = min(steps, masks)
+    done = (curve.sigma(torch.linspace(0, 1, steps + 1)) * masks).long()
+    table = done.diff().clamp(min=1).tolist()
+    while sum(table) > masks:
+        for j in range(steps):
+            if sum(table) > masks and table[j] > 1:
+                table[j] -= 1
+    return tuple(reversed(table))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """LaViDa's schedules: how far decoding is along a curve sigma over t in [0, 1], all that is left at the last step.
+    Here a straight line."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return t
+
+    def __call__(self, step: Step) -> Tensor:
+        left = step.eligible.sum(1)
+        counts = []
+        for masks, now in zip(step.opened.tolist(), left.tolist(), strict=True):
+            table = _curved(self, masks, step.steps) if masks else ()
+            counts.append(table[step.index] if step.index < len(table) - 1 else now)
+        return torch.tensor(counts, device=left.device)
+
+    def bound(self, n: int, steps: int) -> int:
+        return min(n, steps)
+
+
+@dataclass(frozen=True)
+class Shift(Curve):
+    """s t / (1 + (s - 1) t): few tokens a step at first for s > 1 (LaViDa's default), many for s < 1."""
+
+    shift: float = 3.0
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return self.shift * t / (1 + (self.shift - 1) * t)
+
+
+@dataclass(frozen=True)
+class Cosine(Curve):
+    """1 - (1 + cos(pi t)) / 2: few at both ends."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return 1 - 0.5 * (1 + torch.cos(math.pi * t))
+
+
+@dataclass(frozen=True)
+class LogitNormal(Curve):
+    """(1 + erf(ln(t / (1 - t)) / sqrt 2)) / 2: few at both ends."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return 0.5 * (1 + torch.erf(torch.log(t / (1 - t)) / math.sqrt(2)))
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from unmask.algorithm import Step
 from unmask.models import Model
+from unmask.step import Step
 
 
 class Stream:
