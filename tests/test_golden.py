@@ -12,19 +12,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
-from unmask.algorithm import Strategy, decode
+from unmask.algorithm import Step, Strategy, decode
 from unmask.canvas import Canvas, Vocab
-from unmask.confidence import NegativeEntropy, PublishedChance, PublishedUniform, TopMargin
+from unmask.confidence import NegativeEntropy, PublishedChance, PublishedUniform, TopMargin, TopProbability
+from unmask.images import views
 from unmask.models.denoisers import chain
 from unmask.models.dream import DreamModel
+from unmask.models.lavida import IMAGE, LlavaLladaForMaskedDiffusion, Seeing
 from unmask.models.layers import KV
 from unmask.models.llada import LLaDAModelLM
 from unmask.modifiers import Calibrate, LinearPosition, PositionDecay, RenormaliseEOT, SuppressEOT
-from unmask.reading import Argmax, ForbidEOT, PublishedGumbel, run
+from unmask.reading import Argmax, Ask, ForbidEOT, PublishedGumbel, run
 from unmask.selection import (
-    Chance, Due, EntropyBound, Factor, Fixed, LeadingSlot, Quota, Remask, Threshold, Timesteps,
+    Chance, Cosine, Curve, Due, EntropyBound, Even, Factor, Fixed, LeadingSlot, LogitNormal, Quota, Remask, Shift,
+    Threshold, Timesteps,
 )  # fmt: skip
 
 GOLDEN = Path(os.environ.get("UNMASK_GOLDEN", Path(__file__).parent / "golden"))
@@ -37,7 +41,7 @@ MODULES: dict[str, torch.nn.Module] = {}
 def module(name: str) -> torch.nn.Module:
     if name not in MODULES:
         kind = json.loads((GOLDEN / name / "config.json").read_text())["architectures"][0]
-        cls = {"LLaDAModelLM": LLaDAModelLM, "DreamModel": DreamModel}[kind]
+        cls = {c.__name__: c for c in (LLaDAModelLM, DreamModel, LlavaLladaForMaskedDiffusion)}[kind]
         MODULES[name] = cls.from_pretrained(GOLDEN / name, dtype=torch.float32).eval()
     return MODULES[name]
 
@@ -191,3 +195,98 @@ def hollow(step: dict, record: dict, canvas: Canvas) -> bool:
     window = masks.get("window", 0)
     first = canvas.start + window * block
     return not any(left & set(range(first, first + block)) for left in masks["open"])
+
+
+# ---------------------------------------------------------------- LaViDa: pictures, and its schedules
+
+SEEN = load_file(GOLDEN / "lavida.safetensors")
+SIGHTS = sorted({tuple(key.split("/")[:2]) for key in SEEN})
+LAVIDA = json.loads((GOLDEN / "lavida.json").read_text())
+
+
+def sight(name: str, case: str) -> tuple[dict, Image.Image]:
+    g = {key.split("/")[2]: value for key, value in SEEN.items() if key.startswith(f"{name}/{case}/")}
+    return g, Image.fromarray(g["image_uint8_hwc"].numpy())
+
+
+def aspect(name: str, case: str) -> str:
+    """How the recording showed this picture."""
+    known = [r["image_aspect_ratio"] for r in LAVIDA["trajectories"] if (r["model"], r["image_case"]) == (name, case)]
+    return known[0] if known else "pad" if case == "pad" else "anyres"
+
+
+def expanded(ids: list[int], tokens: int) -> list[int]:
+    at = ids.index(IMAGE)
+    return [*ids[:at], *[IMAGE] * tokens, *ids[at + 1 :]]
+
+
+@pytest.mark.parametrize(("name", "case"), SIGHTS)
+@torch.no_grad()
+def test_sight(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (g, image), model = sight(name, case), module(name)
+    monkeypatch.setattr(model.config, "image_aspect_ratio", aspect(name, case))
+    near = dict(atol=1e-4, rtol=0)
+    pixel_values = views(image, model.config.side, model.config.grids)
+    assert torch.equal(pixel_values, g["pixel_values"])
+    features = model.features(pixel_values)
+    torch.testing.assert_close(features[:1], g["vision_features_view0"], **near)
+    torch.testing.assert_close(model.project(features)[:1], g["projected_view0"], **near)
+    torch.testing.assert_close(model.pool(model.project(features)), g["pooled"], **near)
+
+    ids, response = g["input_ids"][0].tolist(), g["response_ids"]
+    prompt = expanded(ids, model.config.tokens(image.size))
+    embeds = model.body.wte(torch.tensor([prompt]).clamp(min=0))
+    embeds[0, torch.tensor(prompt) == IMAGE] = model.see(image)
+    torch.testing.assert_close(embeds, g["inputs_embeds"], **near)
+    canvas = Canvas.blank([prompt], response.shape[1], Vocab(model.config.mask_token_id)).with_response(response)
+    ask = Ask(canvas, slice(0, canvas.length), torch.ones_like(canvas.masked), None, 0)  # type: ignore[arg-type]
+    for cache, wanted in (("none", "logits_full_tail"), ("prefix-lm", "logits_prefix_lm")):
+        denoise = chain(Seeing(model, [image]), cache=cache).begin(canvas)
+        logits = denoise.logits(ask, *ask.where.nonzero(as_tuple=True))(slice(None))
+        torch.testing.assert_close(logits[None], g[wanted], atol=5e-4, rtol=0)
+
+
+def curve(record: dict) -> Even | Curve:
+    """The schedule a recording names, by the public rules."""
+    kind = {None: Even, "shift": Shift, "cosine": Cosine, "logit_normal": LogitNormal}[record.get("schedule")]
+    return kind(**(record.get("schedule_kwargs") or {}))
+
+
+@pytest.mark.parametrize("record", LAVIDA["trajectories"], ids=[r["id"] for r in LAVIDA["trajectories"]])
+@torch.no_grad()
+def test_lavida_trajectory(record: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, p, (_, image) = module(record["model"]), record["params"], sight(record["model"], record["image_case"])
+    monkeypatch.setattr(model.config, "image_aspect_ratio", record["image_aspect_ratio"])
+    length, block = p["max_new_tokens"], p["block_length"]
+    steps = min(p["step_per_block"], block) if "step_per_block" in p else length // (length // block)
+    steps = int(steps * p.get("step_ratio", 1.0)) * (length // block)
+    confidence = {"margin": TopMargin(), "entrophy": NegativeEntropy()}.get(p.get("remasking"), TopProbability())
+    ours = Strategy(confidence=confidence, select=Quota(curve(p)), block=block)
+    prompt = expanded(record["input_ids"][0], model.config.tokens(image.size))
+    assert len(prompt) == record["prefix_len"]
+    canvas = Canvas.blank([prompt], length, Vocab(record["mask_id"]))
+    session = chain(Seeing(model, [image]), cache="prefix-lm" if p["prefix_lm"] else "none").begin(canvas)
+    done = run(decode(canvas, ours, steps), session)
+    assert done.canvas.response.tolist() == record["generated_ids"]
+    assert int(done.forwards[0]) == record["num_steps"]
+    when = done.canvas.when[0]
+    for index, step in enumerate(record["steps"]):
+        assert (when == index).nonzero().squeeze(1).tolist() == step["pos"]
+
+
+@pytest.mark.parametrize("record", LAVIDA["schedules"], ids=lambda r: f"{r['schedule']}-{r['mask_num']}-{r['steps']}")
+def test_schedule(record: dict) -> None:
+    """The recorded table, and a second row of the batch that needs one of its own."""
+    m, schedule, vocab = record["mask_num"], curve(record), Vocab(mask_id=0, eot_ids=(1,))
+    canvas = Canvas.blank([[1], [1]], m, vocab)
+    canvas = canvas.with_response(torch.stack((canvas.response[0], torch.arange(m) % 2)))  # row 1: every other slot
+    opened, counts = canvas.masked.sum(1), []
+    for index in range(len(record["num_transfer"])):
+        step = Step(canvas, Strategy(), slice(0, m), index, record["steps"], opened, index, None)  # type: ignore[arg-type]
+        k = schedule(step)
+        counts.append(k.tolist())
+        left = canvas.masked.cumsum(1) <= k[:, None]
+        canvas = canvas.with_response(canvas.response.masked_fill(canvas.masked & left, 1))
+    assert [a for a, _ in counts] == record["num_transfer"]
+    assert sum(b for _, b in counts) == int(opened[1])
+    assert not bool(canvas.masked.any())

@@ -127,6 +127,33 @@ class _Caching:
         return _head(self.module, hidden[rows, canvas.start + slots - start])
 
 
+@dataclass(frozen=True)
+class PrefixLM:
+    """LaViDa's prefix mode around a module of ours: the prompt is run once, alone, and its K and V are kept; every forward
+    after that runs the response on top of them. The prompt never sees the response."""
+
+    module: Any = field(repr=False)
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return _Prefixed(self.module)
+
+
+class _Prefixed:
+    def __init__(self, module: Any):
+        self.module, self.kv = module, None
+
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        canvas, start = ask.canvas, ask.canvas.start
+        if self.kv is None:
+            self.kv = KV(canvas.ids.shape[1])
+            prompt = self.module.hidden(canvas.ids[:, :start], canvas.valid[:, :start], kv=self.kv)
+            self.left = prompt[:, -1:]  # predicts the first slot where logits are shifted
+        hidden = self.module.hidden(canvas.response, canvas.valid, start=start, kv=self.kv)
+        if self.module.shifted:
+            hidden = torch.cat((self.left, hidden[:, :-1]), dim=1)
+        return _head(self.module, hidden[rows, slots])
+
+
 def _head(module: Any, asked: Tensor) -> Logits:
     """Lazy logits of hidden states (n, d)."""
     return lambda part: module.head(asked[part])
@@ -135,12 +162,12 @@ def _head(module: Any, asked: Tensor) -> Logits:
 def chain(module: Any, *, cfg: float = 0.0, cache: str | None = None, shift: bool = False) -> Opens:
     """The denoiser a user asked for, as a chain of wrappers; its repr is part of what identifies a run."""
     ours = hasattr(module, "hidden") and hasattr(module, "head")
-    if cache not in (None, "none", "prefix", "dual"):
-        raise UserError(f"the cache is none, prefix or dual, not {cache!r}")
-    if cache in ("prefix", "dual"):
+    if cache not in (None, "none", "prefix", "dual", "prefix-lm"):
+        raise UserError(f"the cache is none, prefix, dual or prefix-lm, not {cache!r}")
+    if cache in ("prefix", "dual", "prefix-lm"):
         if not ours:
             raise UserError("a K/V cache needs a model that unmask loads itself; use cache=None with a wrapped module")
-        denoiser: Opens = Cached(module, dual=cache == "dual")
+        denoiser: Opens = PrefixLM(module) if cache == "prefix-lm" else Cached(module, dual=cache == "dual")
     else:
         denoiser = Plain(module) if ours else Foreign(module, shift)
     return Guided(denoiser, cfg) if cfg else denoiser

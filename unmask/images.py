@@ -1,0 +1,156 @@
+"""Pictures, from whatever holds one to the views a vision tower looks at.
+
+W x H is a picture's size, S the side of a view. Sizes are (width, height), as Pillow has them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.errors import UserError
+
+GREY = (127, 127, 127)  # 255 times SigLIP's mean, as the published code rounds it
+
+
+def opened(source: Any) -> Any:
+    """An RGB Pillow image, upright by its EXIF tag, from a path, bytes, a data: URL, a Hub row's {"bytes": ...} or Pillow's own.
+
+    Transparency is dropped, not blended: the published code does the same.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise UserError('pictures need Pillow: pip install "unmask[vision]"') from None
+    if isinstance(source, dict):
+        source = source.get("bytes") or source.get("path")
+    name, content = _content(source)
+    try:
+        image = content if isinstance(content, Image.Image) else Image.open(content)
+        image.load()
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I;16"):  # Pillow would clip 16 bits to 8, not scale them
+            image = image.convert("I").point(lambda v: v / 256)
+        return image.convert("RGB")
+    except Image.DecompressionBombError:
+        raise UserError(f"{name} has too many pixels to open safely; scale it down first") from None
+    except FileNotFoundError:
+        raise UserError(f"there is no picture {name}") from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
+        why = "" if isinstance(error, UnidentifiedImageError) else f" ({str(error).splitlines()[0][:100] if str(error) else type(error).__name__})"
+        raise UserError(f"{name} is no picture that can be read{why}; give a PNG, JPEG, GIF or WebP file") from None
+
+
+def _content(source: Any) -> tuple[str, Any]:
+    """What to call it in a message, and what to open."""
+    if isinstance(source, (bytes, bytearray)):
+        return f"the picture of {len(source)} bytes", io.BytesIO(source)
+    if isinstance(source, str) and source.startswith("data:"):
+        try:
+            return "the data: URL", io.BytesIO(base64.b64decode(source.partition(",")[2], validate=True))
+        except binascii.Error:
+            raise UserError("the data: URL of the picture is not base64") from None
+    if isinstance(source, (str, Path)):
+        if str(source).startswith(("http://", "https://")):
+            raise UserError(f"{source} is a link: download the picture and give the file")
+        path = Path(source).expanduser()
+        if path.is_dir():
+            raise UserError(f"{path} is a folder, not a picture")
+        return str(path), path
+    if source is None:
+        raise UserError("there is no picture: the row has none")
+    return "the picture", source
+
+
+def found(source: Any, root: Path | None) -> Any:
+    """A row's picture: bytes as they are; a name looked up beside the rows, in a folder there, or in a zip there."""
+    if not isinstance(source, (str, Path)) or str(source).startswith("data:"):
+        return source
+    if Path(source).is_absolute() or root is None:
+        return source
+    name = Path(source).name
+    for path in (root / source, root / name, *sorted(root.glob(f"*/{name}")), *sorted(root.glob(f"*/*/{name}"))):
+        if path.is_file():
+            return path
+    for archive in sorted(root.glob("*.zip")):
+        with zipfile.ZipFile(archive) as files:
+            for member in files.namelist():
+                if member == str(source) or member.endswith("/" + name):
+                    return files.read(member)
+    raise UserError(f"there is no picture {source} in {root}, in a folder or a zip of it")
+
+
+def best_grid(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The resolution that shows most of the picture's own pixels, then wastes least; the first of equals."""
+
+    def shown(grid: tuple[int, int]) -> tuple[int, int]:
+        scale = min(grid[0] / size[0], grid[1] / size[1])
+        pixels = min(int(size[0] * scale) * int(size[1] * scale), size[0] * size[1])
+        return pixels, pixels - grid[0] * grid[1]
+
+    return max(grids, key=shown)
+
+
+def fitted(image: Any, grid: tuple[int, int]) -> Any:
+    """The picture as large as the grid holds it, centred on black."""
+    from PIL import Image
+
+    across, down = grid[0] / image.width, grid[1] / image.height
+    if across < down:
+        size = grid[0], min(math.ceil(image.height * across), grid[1])
+    else:
+        size = min(math.ceil(image.width * down), grid[0]), grid[1]
+    canvas = Image.new("RGB", grid)
+    canvas.paste(image.resize(size), ((grid[0] - size[0]) // 2, (grid[1] - size[1]) // 2))
+    return canvas
+
+
+def squared(image: Any) -> Any:
+    """The picture centred on a grey square."""
+    from PIL import Image
+
+    side = max(image.size)
+    canvas = Image.new("RGB", (side, side), GREY)
+    canvas.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return canvas
+
+
+def views(image: Any, side: int, grids: Sequence[tuple[int, int]] | None) -> Tensor:
+    """(views, 3, S, S) in [-1, 1]: the whole picture, then the tiles of its best grid row by row; without grids the
+    picture alone, padded to a square."""
+    if grids is None:
+        return pixels(squared(image).resize((side, side)))[None]
+    canvas = fitted(image, best_grid(image.size, grids))
+    tiles = [
+        canvas.crop((left, top, left + side, top + side))
+        for top in range(0, canvas.height, side)
+        for left in range(0, canvas.width, side)
+    ]
+    return torch.stack([pixels(view) for view in (image.resize((side, side)), *tiles)])
+
+
+def pixels(image: Any) -> Tensor:
+    """(3, H, W): x / 255 rounded to float32, then (x - 0.5) / 0.5, in the published order."""
+    import numpy
+
+    x = torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+    return ((x.double() * (1 / 255)).float() - 0.5) / 0.5
+
+
+def kept(size: tuple[int, int], across: int, down: int) -> tuple[slice, slice]:
+    """Rows and columns of a (down, across) grid of tokens that show the picture and not the black beside it."""
+    width, height = size
+    if width / height > across / down:
+        pad = (down - int(height * (across / width))) // 2
+        return slice(pad, down - pad), slice(0, across)
+    pad = (across - int(width * (down / height))) // 2
+    return slice(0, down), slice(pad, across - pad)
