@@ -27,8 +27,21 @@ from unmask.models.llada import LLaDAModelLM
 from unmask.modifiers import Calibrate, LinearPosition, PositionDecay, RenormaliseEOT, SuppressEOT
 from unmask.reading import Argmax, Ask, ForbidEOT, PublishedGumbel, run
 from unmask.selection import (
-    Chance, Cosine, Curve, Due, EntropyBound, Even, Factor, Fixed, LeadingSlot, LogitNormal, Quota, Remask, Shift,
-    Threshold, Timesteps,
+    Chance,
+    Cosine,
+    Curve,
+    Due,
+    EntropyBound,
+    Even,
+    Factor,
+    Fixed,
+    LeadingSlot,
+    LogitNormal,
+    Quota,
+    Remask,
+    Shift,
+    Threshold,
+    Timesteps,
 )  # fmt: skip
 
 GOLDEN = Path(os.environ.get("UNMASK_GOLDEN", Path(__file__).parent / "golden"))

@@ -58,7 +58,9 @@ DECODING = together(
     option("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)"),
     option("--seed", type=int, default=0),
     option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance"),
-    option("--cache", choices=["prefix", "dual"], help="Fast-dLLM's K/V cache: quicker, and the tokens may differ"),
+    option("--cache", choices=["none", "prefix", "dual", "prefix-lm"],
+           help="K/V caches: Fast-dLLM's prefix and dual, LaViDa's prefix-lm (its default); quicker, and the tokens may differ"),
+    option("--image", action="append", default=[], metavar="FILE", help="a picture, for models that see (repeatable)"),
     option("--batch", type=int, default=8, help="prompts decoded together (default: 8)"),
     option("--system", help="a system prompt"),
     option("--raw", action="store_true", help="no chat template"),
@@ -117,6 +119,12 @@ def rows(text: str | None, prompts: str | None) -> list[dict[str, Any]]:
     return found
 
 
+def pictures(args: argparse.Namespace, asked: list[dict[str, Any]]) -> list[list[Any]]:
+    """The pictures of every row: those of the command line, then its own ("image": a path or a list of them)."""
+    own = [row.get("image") or [] for row in asked]
+    return [[*args.image, *(some if isinstance(some, list) else [some])] for some in own]
+
+
 def progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
     """A bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty() or total < 2:
@@ -134,6 +142,7 @@ def progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
   unmask generate "Tom has 3 apples ..."
   unmask generate "What is 12 * 7?" --model GSAI-ML/LLaDA-8B-Instruct --method sacm --length 256 --steps 128
   unmask generate --prompts questions.jsonl --json > answers.jsonl      rows: {"prompt": ...} or {"messages": [...]}
+  unmask generate "What is the tallest bar?" --image chart.png --model jacklishufan/lavida-llada-v1.0-instruct
   unmask generate "Write a letter" --infill "Dear [MASK*4], [MASK*40] Yours, Ada" --method top-probability
   unmask generate "..." --method sacm --set kappa=12 --set text=Answer: --set at=-30""",
     option("prompt", nargs="?", help='the prompt; "-" reads standard input'),
@@ -149,7 +158,7 @@ def progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
     MODEL,
 )  # fmt: skip
 def generate(args: argparse.Namespace) -> None:
-    from unmask.generate import generations
+    from unmask.generation import generations
     from unmask.watchers import Stream
 
     asked = rows(args.prompt, args.prompts)
@@ -160,7 +169,7 @@ def generate(args: argparse.Namespace) -> None:
     stream = Stream(model, sys.stdout) if args.stream and len(asked) == args.samples == 1 and not args.json else None
     made = generations(
         model, [row.get("messages") or row["prompt"] for row in asked], method, **decoding(args), infill=args.infill,
-        samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else [],
+        samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else [], images=pictures(args, asked),
     )  # fmt: skip
     for i, generation in enumerate(progress(made, len(asked) * args.samples, "decoding")):
         if args.json:
@@ -186,7 +195,7 @@ def generate(args: argparse.Namespace) -> None:
 )  # fmt: skip
 def compare(args: argparse.Namespace) -> None:
     from unmask import settings
-    from unmask.generate import generate
+    from unmask.generation import generate
     from unmask.methods import method
 
     (row, *more) = rows(args.prompt, args.prompts)
@@ -199,7 +208,7 @@ def compare(args: argparse.Namespace) -> None:
         raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
     model = load(args)
     for name, (strategy, _) in found.items():
-        generation = generate(model, [row.get("messages") or row["prompt"]], strategy, **decoding(args))[0]
+        generation = generate(model, [row.get("messages") or row["prompt"]], strategy, images=pictures(args, [row]), **decoding(args))[0]
         if args.json:
             print(json.dumps({**row, "method": name, **asdict(generation)}, ensure_ascii=False), flush=True)
         else:

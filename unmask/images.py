@@ -23,9 +23,9 @@ GREY = (127, 127, 127)  # 255 times SigLIP's mean, as the published code rounds 
 
 
 def opened(source: Any) -> Any:
-    """An RGB Pillow image, upright by its EXIF tag, from a path, bytes, a data: URL, a Hub row's {"bytes": ...} or Pillow's own.
+    """An RGB Pillow image, from a path, bytes, a data: URL, a Hub row's {"bytes": ...} or Pillow's own.
 
-    Transparency is dropped, not blended: the published code does the same.
+    It stands upright by its EXIF tag. Transparency is dropped, not blended: the published code does the same.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -46,7 +46,7 @@ def opened(source: Any) -> Any:
     except FileNotFoundError:
         raise UserError(f"there is no picture {name}") from None
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
-        why = "" if isinstance(error, UnidentifiedImageError) else f" ({str(error).splitlines()[0][:100] if str(error) else type(error).__name__})"
+        why = "" if isinstance(error, UnidentifiedImageError) else f" ({str(error)[:100]})"
         raise UserError(f"{name} is no picture that can be read{why}; give a PNG, JPEG, GIF or WebP file") from None
 
 

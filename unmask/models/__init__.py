@@ -28,6 +28,7 @@ Messages = Sequence[dict[str, str]]
 ARCHITECTURES = {
     "LLaDAModelLM": "unmask.models.llada:LLaDAModelLM",
     "DreamModel": "unmask.models.dream:DreamModel",
+    "LlavaLladaForMaskedDiffusion": "unmask.models.lavida:LlavaLladaForMaskedDiffusion",
 }
 BUNDLED = Path(__file__).parent.parent / "checkpoints"
 ENDS = ("<|eot_id|>", "<|im_end|>")  # ends of a turn, besides the tokenizer's own end of text
@@ -57,19 +58,31 @@ class Model:
         """The response length to use when none is given."""
         return getattr(getattr(self.module, "config", None), "response_length", 256)
 
-    def encode(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> list[int]:
+    def encode(
+        self, prompt: str | Messages, system: str | None = None, raw: bool = False, images: Sequence[Any] = ()
+    ) -> list[int]:
         """A prompt, or the messages of a conversation, as ids that end where the response begins; bos comes once."""
+        if images:
+            raise UserError(f"{self.name} cannot see pictures; LaViDa can: --model jacklishufan/lavida-llada-v1.0-instruct")
+        text = self.render(prompt, system, raw)
+        return self.tokens(text) if self.chats and not raw else list(self.tokenizer(text)["input_ids"])
+
+    @property
+    def chats(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def render(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> str:
+        """The text the model is given: the conversation in its chat template, or the prompt itself."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
         if not messages or not str(messages[-1].get("content", "")).strip():
             raise UserError("the prompt is empty")
-        if raw or not getattr(self.tokenizer, "chat_template", None):
+        if raw or not self.chats:
             if not isinstance(prompt, str) or system:
                 raise UserError(f"{self.name} has no chat template: give it plain text, without messages or a system prompt")
-            return list(self.tokenizer(prompt)["input_ids"])
+            return prompt
         if system:
             messages = [{"role": "system", "content": system}, *messages]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.tokens(text)
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     def tokens(self, text: str) -> list[int]:
         """The ids of a piece of text alone: nothing added before or behind it."""
@@ -80,11 +93,12 @@ class Model:
         drop = {self.vocab.mask_id, *self.vocab.eot_ids}
         return self.tokenizer.decode([int(i) for i in ids if int(i) not in drop], skip_special_tokens=True)
 
-    def denoiser(self, cfg: float = 0.0, cache: str | None = None) -> Any:
+    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Any:
+        """What predicts. `images`: the pictures of every row that has some, one row after the other, as Pillow images."""
         return chain(self.module, cfg=cfg, cache=cache, shift=self.shift)
 
-    def begin(self, canvas: Canvas) -> Denoiser:
-        return self.denoiser().begin(canvas)
+    def begin(self, canvas: Canvas, images: Sequence[Any] = ()) -> Denoiser:
+        return self.denoiser(images=images).begin(canvas)
 
     @cached_property
     def weights_hash(self) -> str:
@@ -150,7 +164,7 @@ def load(
     tokenizer = _tokenizer(where, config)
     module.eval().requires_grad_(False)
     vocab = Vocab(module.config.mask_token_id, _ends(module.config, tokenizer), _frequencies(where, frequencies, module))
-    return Model(str(name), module, tokenizer, vocab, path=where)
+    return getattr(cls, "facade", Model)(str(name), module, tokenizer, vocab, path=where)
 
 
 def _located(name: str, revision: str | None) -> Path:

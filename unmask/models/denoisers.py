@@ -129,8 +129,8 @@ class _Caching:
 
 @dataclass(frozen=True)
 class PrefixLM:
-    """LaViDa's prefix mode around a module of ours: the prompt is run once, alone, and its K and V are kept; every forward
-    after that runs the response on top of them. The prompt never sees the response."""
+    """LaViDa's prefix mode around a module of ours: the prompt is run once, alone, and its K and V are kept; every
+    forward after that runs the response on top of them. The prompt never sees the response."""
 
     module: Any = field(repr=False)
 
@@ -140,7 +140,8 @@ class PrefixLM:
 
 class _Prefixed:
     def __init__(self, module: Any):
-        self.module, self.kv = module, None
+        self.module = module
+        self.kv: KV | None = None
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas, start = ask.canvas, ask.canvas.start

@@ -1,6 +1,6 @@
 """LaViDa-LLaDA: LLaDA that sees. The published config.json and tensor names, transformers' SigLIP, no remote code.
 
-B rows, P prompt slots, d = d_model, v views of a picture, n x n patches a view, m = ceil(n / 2), N image tokens of a picture.
+d = d_model, v views of a picture, n x n patches a view, m = ceil(n / 2), N image tokens of a picture.
 In ids, IMAGE stands where a token of a picture stands; `Seeing` puts the pictures there, so the loop and the wrappers
 around denoisers (guidance, caches) know nothing of them.
 """
@@ -26,8 +26,8 @@ from unmask.models.llada import LLaDAConfig, LLaDAModelLM
 
 IMAGE = -200  # the published placeholder
 SYSTEM = (
-    "You are a helpful language and vision assistant. You are able to understand the visual content that the user provides, "
-    "and assist the user with a variety of tasks using natural language."
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
 )
 SO400M = {  # google/siglip-so400m-patch14-384, which the published checkpoint names but does not describe
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
@@ -36,9 +36,10 @@ SO400M = {  # google/siglip-so400m-patch14-384, which the published checkpoint n
 
 
 class LaViDaConfig(LLaDAConfig):
-    """LLaDA's fields and those of the image path. `vision_config` describes the whole SigLIP: LaViDa drops its last layer.
+    """LLaDA's fields and those of the image path.
 
-    It is looked for here, in vision_config.json beside, in the folder `mm_vision_tower` names; else it is Google's so400m.
+    `vision_config` describes the whole SigLIP, whose last layer LaViDa drops. It is looked for in config.json, in
+    vision_config.json beside it, in the folder `mm_vision_tower` names; else it is Google's so400m.
     """
 
     model_type = "llava_llada"
@@ -55,16 +56,16 @@ class LaViDaConfig(LLaDAConfig):
     }  # fmt: skip
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        config, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        beside = Path(pretrained_model_name_or_path) / "vision_config.json"
+    def get_config_dict(cls, path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # type: ignore[override]
+        config, rest = super().get_config_dict(path, **kwargs)
+        beside = Path(path) / "vision_config.json"
         if not config.get("vision_config") and beside.is_file():
             config["vision_config"] = json.loads(beside.read_text())
         return config, rest
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.image_aspect_ratio not in ("anyres", "pad"):
-            raise UserError(f"config.json has image_aspect_ratio={self.image_aspect_ratio!r}; unmask knows anyres and pad")
+            raise UserError(f"config.json has image_aspect_ratio={self.image_aspect_ratio!r}; it is anyres or pad")
         if self.vision_config is None:
             described = Path(self.mm_vision_tower).expanduser() / "config.json"
             if described.is_file():
@@ -74,7 +75,8 @@ class LaViDaConfig(LLaDAConfig):
                 self.vision_config = dict(SO400M)
             else:
                 raise UserError(
-                    f"nothing describes the vision tower {self.mm_vision_tower!r}: put SigLIP's vision_config.json beside config.json"
+                    f"nothing describes the vision tower {self.mm_vision_tower!r}: "
+                    "put the vision_config of that SigLIP into config.json"
                 )
         super().__post_init__(**kwargs)
 
@@ -122,20 +124,23 @@ class LlavaLladaForMaskedDiffusion(LLaDAModelLM):
         described = {**config.vision_config, "vision_use_head": False}  # type: ignore[dict-item]
         described["num_hidden_layers"] -= 1  # the last layer is not used: features are the input it would have had
         described.pop("model_type", None)
+        whole = SiglipVisionModel(SiglipVisionConfig(**described))
         self.model.vision_tower = nn.Module()
-        self.model.vision_tower.vision_tower = SiglipVisionModel(SiglipVisionConfig(**described))
+        self.model.vision_tower.vision_tower = nn.Module()  # the published names are this deep
+        self.model.vision_tower.vision_tower.vision_model = getattr(whole, "vision_model", whole)
         d = config.d_model
         self.model.mm_projector = nn.Sequential(nn.Linear(described["hidden_size"], d), nn.GELU(), nn.Linear(d, d))
         self.model.image_newline = nn.Parameter(torch.zeros(d))
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, path: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+    def from_pretrained(cls, path: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:  # type: ignore[override]
         """As transformers does it; the embedding has the rows the file has (126,464, or 126,349 after the published
         loader's resize), and a tower the checkpoint does not hold is SigLIP's own."""
         config = options.pop("config", None) or cls.config_class.from_pretrained(path)
         config.embedding_size = stored_rows(path) or config.embedding_size
-        module, info = super().from_pretrained(path, *args, config=config, output_loading_info=True, **options)
+        loaded: Any = super().from_pretrained(path, *args, config=config, output_loading_info=True, **options)
+        module, info = loaded
         absent = {key for key in info["missing_keys"] if key.startswith("model.vision_tower.")}
         if absent:
             module.borrow_tower()
@@ -144,8 +149,7 @@ class LlavaLladaForMaskedDiffusion(LLaDAModelLM):
 
     @property
     def tower(self) -> Any:
-        whole = self.model.vision_tower.vision_tower  # type: ignore[union-attr]
-        return getattr(whole, "vision_model", whole)  # transformers before 5.2x has it one level deeper
+        return self.model.vision_tower.vision_tower.vision_model  # type: ignore[union-attr]
 
     def borrow_tower(self) -> None:
         """SigLIP's weights from where the config says they are, its last layer and its head left out."""
@@ -164,7 +168,9 @@ class LlavaLladaForMaskedDiffusion(LLaDAModelLM):
         try:
             self.tower.load_state_dict({key: theirs[key] for key in self.tower.state_dict()})
         except (KeyError, RuntimeError) as error:
-            raise UserError(f"the vision tower {name} does not fit this checkpoint (or is quantised: load without quantize)") from error
+            raise UserError(
+                f"the vision tower {name} does not fit this checkpoint; if it is quantised, load it without quantize"
+            ) from error
 
     def features(self, pixel_values: Tensor) -> Tensor:
         """(v, 3, S, S) -> (v, n * n, width): what leaves the last layer that is kept, not normed."""
@@ -182,7 +188,7 @@ class LlavaLladaForMaskedDiffusion(LLaDAModelLM):
         return F.interpolate(grid, size=(m, m), mode="bilinear").flatten(2).transpose(1, 2)
 
     def see(self, image: Any) -> Tensor:
-        """(N, d): an RGB Pillow image as tokens: the whole picture, then the rows of its tiles, each ended by a newline."""
+        """(N, d): an RGB Pillow image as tokens: the whole picture, then its rows in tiles, each ended by a newline."""
         config, m = self.config, self.config.pooled
         seen = self.pool(self.project(self.features(pictures.views(image, config.side, config.grids))))
         newline = self.model.image_newline.to(seen)[None]  # type: ignore[operator, union-attr]
@@ -228,8 +234,10 @@ class VisionModel(Model):
     def encode(
         self, prompt: str | Messages, system: str | None = None, raw: bool = False, images: Sequence[Any] = ()
     ) -> list[int]:
-        """Ids in which every picture takes as many IMAGE as it has tokens. LaViDa's own system prompt unless one is given."""
-        text = self.render(_placed(prompt, len(images)), SYSTEM if system is None and not raw else system, raw)
+        """Ids in which a picture takes as many IMAGE as it has tokens; LaViDa's system prompt unless one is given."""
+        if system is None and self.chats and not raw and (isinstance(prompt, str) or prompt[0].get("role") != "system"):
+            system = SYSTEM
+        text = self.render(_placed(prompt, len(images)), system, raw)
         first, *rest = text.split("<image>")
         if len(rest) != len(images):
             raise UserError(f"the prompt has {len(rest)} <image> and {len(images)} pictures were given (--image FILE)")
