@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 # Names are looked up when first used, so that importing the package costs nothing.
 _WHERE = {
     "load": "unmask.models", "wrap": "unmask.models", "Model": "unmask.models",
-    "generate": "unmask.generate", "generations": "unmask.generate", "Generation": "unmask.generate",
+    "generate": "unmask.generation", "generations": "unmask.generation", "Generation": "unmask.generation",
     "decode": "unmask.algorithm", "run": "unmask.reading", "Strategy": "unmask.algorithm", "Step": "unmask.step",
     "SuffixAnchor": "unmask.algorithm", "AnchorModulation": "unmask.algorithm",
     "METHODS": "unmask.methods", "method": "unmask.methods",
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from unmask.algorithm import AnchorModulation, Strategy, SuffixAnchor, decode
     from unmask.canvas import Canvas, Vocab
     from unmask.errors import UserError
-    from unmask.generate import Generation, generate, generations
+    from unmask.generation import Generation, generate, generations
     from unmask.methods import METHODS, method
     from unmask.models import Model, load, wrap
     from unmask.reading import run
