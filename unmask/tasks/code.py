@@ -108,7 +108,7 @@ def humaneval_program(text: str, row: Row) -> tuple[str | None, str]:
         tries = [program for body in bodies(code) if (program := longest_program(prompt.rstrip() + "\n" + body))]
         tries = [program for program in tries if len(program) > len(prompt.rstrip()) + 1 and has_body(program, name)]
         if tries:
-            return max(tries, key=lambda program: len(program.strip())), "body"
+            return max(tries, key=lambda program: len("".join(program.split()))), "body"
     return None, "no code"
 
 
