@@ -121,6 +121,11 @@ def rows(text: str | None, prompts: str | None) -> list[dict[str, Any]]:
 
 def pictures(args: argparse.Namespace, asked: list[dict[str, Any]]) -> list[list[Any]]:
     """The pictures of every row: those of the command line, then its own ("image": a path or a list of them)."""
+    if args.image:  # what is no picture is said before a model is loaded
+        from unmask.images import opened
+
+        for file in args.image:
+            opened(file)
     own = [row.get("image") or [] for row in asked]
     return [[*args.image, *(some if isinstance(some, list) else [some])] for some in own]
 
@@ -165,11 +170,12 @@ def generate(args: argparse.Namespace) -> None:
     method = strategy(args.method, args)
     if args.samples < 1:
         raise UserError(f"--samples is at least 1, not {args.samples}")
+    images = pictures(args, asked)
     model = load(args)
     stream = Stream(model, sys.stdout) if args.stream and len(asked) == args.samples == 1 and not args.json else None
     made = generations(
         model, [row.get("messages") or row["prompt"] for row in asked], method, **decoding(args), infill=args.infill,
-        samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else [], images=pictures(args, asked),
+        samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else [], images=images,
     )  # fmt: skip
     for i, generation in enumerate(progress(made, len(asked) * args.samples, "decoding")):
         if args.json:

@@ -11,6 +11,7 @@ import io
 import math
 import zipfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from unmask.errors import UserError
 
+SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"}
 GREY = (127, 127, 127)  # 255 times SigLIP's mean, as the published code rounds it
 
 
@@ -72,21 +74,34 @@ def _content(source: Any) -> tuple[str, Any]:
 
 
 def found(source: Any, root: Path | None) -> Any:
-    """A row's picture: bytes as they are; a name looked up beside the rows, in a folder there, or in a zip there."""
-    if not isinstance(source, (str, Path)) or str(source).startswith("data:"):
+    """A row's picture: bytes as they are; a name looked up beside the rows, in folders there and in zips there."""
+    if not isinstance(source, (str, Path)) or str(source).startswith("data:") or root is None:
         return source
-    if Path(source).is_absolute() or root is None:
-        return source
-    name = Path(source).name
-    for path in (root / source, root / name, *sorted(root.glob(f"*/{name}")), *sorted(root.glob(f"*/*/{name}"))):
-        if path.is_file():
-            return path
+    if (root / source).is_file():
+        return root / source
+    where = _shelf(root).get(Path(source).name)
+    if where is None:
+        raise UserError(f"there is no picture {source} in {root}, nor in a folder or zip there; get the images too")
+    folder, name = where
+    if folder.is_dir():
+        return folder / name
+    with zipfile.ZipFile(folder) as files:
+        return files.read(name)
+
+
+@lru_cache(maxsize=8)
+def _shelf(root: Path) -> dict[str, tuple[Path, str]]:
+    """File name -> (the folder or zip that has it, its path in there)."""
+    held: dict[str, tuple[Path, str]] = {}
     for archive in sorted(root.glob("*.zip")):
-        with zipfile.ZipFile(archive) as files:
-            for member in files.namelist():
-                if member == str(source) or member.endswith("/" + name):
-                    return files.read(member)
-    raise UserError(f"there is no picture {source} in {root}, in a folder or a zip of it")
+        try:
+            with zipfile.ZipFile(archive) as files:
+                held |= {Path(member).name: (archive, member) for member in files.namelist()}
+        except (zipfile.BadZipFile, OSError) as error:
+            raise UserError(f"{archive} is no zip that can be read ({error}); download it again") from None
+    for depth in ("*/*/*", "*/*", "*"):  # the nearest wins
+        held |= {path.name: (path.parent, path.name) for path in sorted(root.glob(depth)) if path.suffix in SUFFIXES}
+    return held
 
 
 def best_grid(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
