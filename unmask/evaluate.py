@@ -245,11 +245,38 @@ def answer_time(tokens: Sequence[int], order: Sequence[int], forwards: int, anch
 
 
 def picture(task: Task, row: Row, root: Path | None) -> Any:
-    """A row's picture: bytes as they are, a path beside the data."""
+    """A row's picture: bytes as they are, a name looked up beside the data."""
+    from unmask.images import found
+
     value = row.get(task.image)
     if value is None:
         raise UserError(f"a row of {task.name} has no picture; get the images that belong to the data")
-    return root / value if isinstance(value, str) and root and not Path(value).is_absolute() else value
+    return found(value, root)
+
+
+def illustrated(task: Task, data: Loaded, skip_bad: bool = False, limit: int | None = None) -> Loaded:
+    """The first rows, each with its picture there to be opened: one that is not is an error before anything is decoded,
+    or skipped. Pictures in files count as data read."""
+    if not task.image:
+        return limited(data, limit)
+    rows: list[Row] = []
+    skipped, read = list(data.skipped), hashlib.sha256(data.sha256.encode())
+    for number, row in enumerate(data.rows, 1):
+        if len(rows) == limit:
+            break
+        try:
+            shown = picture(task, row, data.root)
+        except UserError as error:
+            if not skip_bad:
+                raise UserError(f"{task.name}, row {number}: {error}, or pass --bad-rows skip") from None
+            skipped.append(f"row {number}: {error}")
+            continue
+        rows.append(row)
+        if not isinstance(shown, dict):
+            read.update(shown if isinstance(shown, bytes) else Path(shown).read_bytes())
+    if not rows:
+        raise UserError(f"{task.name}: no row has its picture; {skipped[-1] if skipped else ''}")
+    return limited(replace(data, rows=rows, skipped=tuple(skipped), sha256=read.hexdigest()), limit)
 
 
 def run_method(

@@ -85,8 +85,7 @@ def found(source: Any, root: Path | None) -> Any:
     folder, name = where
     if folder.is_dir():
         return folder / name
-    with zipfile.ZipFile(folder) as files:
-        return files.read(name)
+    return _archive(folder).read(name)
 
 
 @lru_cache(maxsize=8)
@@ -94,14 +93,18 @@ def _shelf(root: Path) -> dict[str, tuple[Path, str]]:
     """File name -> (the folder or zip that has it, its path in there)."""
     held: dict[str, tuple[Path, str]] = {}
     for archive in sorted(root.glob("*.zip")):
-        try:
-            with zipfile.ZipFile(archive) as files:
-                held |= {Path(member).name: (archive, member) for member in files.namelist()}
-        except (zipfile.BadZipFile, OSError) as error:
-            raise UserError(f"{archive} is no zip that can be read ({error}); download it again") from None
+        held |= {Path(member).name: (archive, member) for member in _archive(archive).namelist()}
     for depth in ("*/*/*", "*/*", "*"):  # the nearest wins
         held |= {path.name: (path.parent, path.name) for path in sorted(root.glob(depth)) if path.suffix in SUFFIXES}
     return held
+
+
+@lru_cache(maxsize=8)
+def _archive(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise UserError(f"{path} is no zip that can be read ({error}); download it again") from None
 
 
 def best_grid(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +51,13 @@ class Source:
         path = Path(data).expanduser()
         if not path.exists():
             raise UserError(f"{task}: no file or folder {path}; {self._advice()}")
+        if path.suffix.lower() == ".zip":
+            path = unpacked(path)
         if path.is_file() and not beside:
             return self._read([path], path.parent, skip_bad)
         folder = path.parent if path.is_file() else path
-        for root in (folder, folder / task, folder / task.replace("-", "_"), folder / task.replace("-", "")):
+        below = sorted(inner for depth in ("*", "*/*") for inner in folder.glob(depth) if inner.is_dir())
+        for root in (folder, folder / task, folder / task.replace("-", "_"), folder / task.replace("-", ""), *below):
             if files := self._match(root, self.layouts):
                 return self._read(files, root, skip_bad)
         raise UserError(f"{task}: {folder} has none of {self._names()}; {self._advice()}")
@@ -139,6 +145,22 @@ class Made:
         rows = self.make()
         digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
         return Loaded(rows, "generated", self.revision, digest)
+
+
+def unpacked(archive: Path) -> Path:
+    """A folder with what a zip holds, kept in the user's cache."""
+    try:
+        stamp = hashlib.sha256(f"{archive.resolve()}:{archive.stat().st_size}:{archive.stat().st_mtime_ns}".encode())
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unmask"
+        folder = cache / f"{archive.stem}-{stamp.hexdigest()[:12]}"
+        if not folder.is_dir():
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache) as beside, zipfile.ZipFile(archive) as files:
+                files.extractall(Path(beside) / "all")
+                os.rename(Path(beside) / "all", folder)
+        return folder
+    except (zipfile.BadZipFile, OSError) as error:
+        raise UserError(f"{archive} cannot be unpacked ({error}); unzip it yourself and pass the folder") from None
 
 
 def parse(path: Path, content: bytes) -> Iterator[tuple[int, Any]]:
