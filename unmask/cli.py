@@ -6,8 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from unmask import __version__
@@ -219,7 +220,7 @@ def compare(args: argparse.Namespace) -> None:
             print(json.dumps({**row, "method": name, **asdict(generation)}, ensure_ascii=False), flush=True)
         else:
             figures = f"{generation.forwards} forwards, EOT {generation.eot_ratio:.2f}, ties {generation.tie_rate:.2f}"
-            print(f"{name}  ({figures})\n  {generation.text.strip() or '(empty)'}\n", flush=True)
+            print(f"{name}  ({figures})\n{indent(generation.text.strip() or '(empty)', '  ')}\n", flush=True)
 
 
 @command(
@@ -259,6 +260,229 @@ def frequencies(args: argparse.Namespace) -> None:
         Path(args.out).write_text(table + "\n")
     else:
         print(table)
+
+
+@command(
+    "train", "train a masked diffusion model as LLaDA is trained; run again to resume",
+    """
+  unmask train --config tiny --task stories,cups,compass --steps 6500 --out my-tiny
+  unmask train --model tiny --data pairs.jsonl --steps 500 --out mine         rows: {"prompt": ..., "response": ...}
+  unmask train --model GSAI-ML/LLaDA-8B-Instruct --lora 32 --lr 5e-5 --data pairs.jsonl --length 256 --out adapter
+  unmask train --config tiny --task cups --padding rainbow --out rainbow""",
+    option("--out", required=True, metavar="DIR", help="where the checkpoint goes, and what a resumed run reads"),
+    option("--model", metavar="DIR_OR_ID", help="begin with these weights"),
+    option("--config", metavar="DIR", help="begin with random weights: a directory with config.json and a tokenizer, or tiny"),
+    option("--data", metavar="FILE", help="JSONL of prompts and responses"),
+    option("--task", metavar="NAMES", help="built-in tasks, comma-separated: stories, cups, compass"),
+    option("--steps", type=int, default=1000),
+    option("--batch", type=int, default=32),
+    option("--length", type=int, default=96, metavar="L", help="response tokens, end-of-text padding included"),
+    option("--lr", type=float, default=3e-3, help="of AdamW: embeddings, head, norms, LoRA (default: %(default)s)"),
+    option("--muon", type=float, default=4e-3, help="of Muon: the hidden matrices (default: %(default)s)"),
+    option("--warmup", type=int, default=40, metavar="STEPS"),
+    option("--cooldown", type=float, default=0.4, metavar="SHARE", help="the last share of the steps, rates going to 0"),
+    option("--padding", choices=["eot", "rainbow"], default="eot", help="rainbow: one end-of-text, then 7 padding tokens in turn"),
+    option("--lora", type=int, default=0, metavar="RANK", help="train a LoRA adapter instead of the weights"),
+    option("--half", action="store_true", help="save float16 weights"),
+    option("--seed", type=int, default=0),
+    option("--probe-every", type=int, default=250, metavar="STEPS"),
+    option("--device", help="cpu, cuda, mps"),
+    option("--threads", type=int, metavar="N", help="CPU threads"),
+)  # fmt: skip
+def train(args: argparse.Namespace) -> None:
+    import torch
+
+    from unmask import train as training
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if min(args.steps, args.batch, args.length, args.probe_every) < 1:
+        raise UserError("--steps, --batch, --length and --probe-every are at least 1")
+    named = {field: getattr(args, field) for field in ("steps", "batch", "length", "lr", "muon", "warmup", "cooldown", "padding", "seed")}
+    with training.Bar(args.steps) as report:
+        line = training.start(
+            training.Recipe(**named), Path(args.out), model=args.model, config=args.config, data=args.data,
+            tasks=[name.strip() for name in args.task.split(",")] if args.task else None, lora=args.lora,
+            device=args.device, half=args.half, probe_every=args.probe_every, report=report,
+            tell=lambda text: print(f"unmask: {text}", file=sys.stderr),
+        )  # fmt: skip
+    print(line)
+
+
+GRADING = together(
+    option("--allow-code", action="store_true", help="run generated code (HumanEval, MBPP) in a sandbox"),
+    option("--unisolated-code", action="store_true", help="... even where the system cannot lock it in: your own risk"),
+    option("--mode", default="", metavar="NAME", help="a parity grader: flexible-extract, three-stage, official, lavida, ..."),
+    option("--bad-rows", choices=["stop", "skip"], default="stop", help="what a malformed row does (default: stop)"),
+)
+
+
+@command(
+    "grade", "grade outputs saved by any system",
+    """
+  unmask grade --task gsm8k outputs.jsonl             lines: {"output": ..., "gold": ...} or {"output": ..., "doc": row}
+  unmask grade --task mmlu_pro outputs.jsonl --data mmlu_pro/ --json     "doc" may be a row's index or id
+  unmask grade --task humaneval outputs.jsonl --allow-code""",
+    option("file", metavar="FILE", help="JSON lines"),
+    option("--task", help='default: each line\'s "benchmark"'),
+    option("--data", metavar="PATH", help="the benchmark's file or folder, to look rows up in"),
+    GRADING,
+    option("--json", action="store_true", help="one record a line: id, correct, extracted, rule"),
+)  # fmt: skip
+def grade(args: argparse.Namespace) -> None:
+    from unmask import grading
+
+    lines, skipped = grading.read(args.file, args.task, args.data, args.bad_rows == "skip")
+    records = []
+    for record in grading.graded(lines, args.mode, args.allow_code, args.unisolated_code):
+        records.append(record)
+        if args.json:
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+    for problem in skipped:
+        print(f"unmask: skipped {problem}", file=sys.stderr)
+    for total in grading.totals(records):
+        print(grading.percent(total), file=sys.stderr if args.json else sys.stdout)
+
+
+@command(
+    "eval", "run methods on a benchmark: accuracy with intervals, every example kept",
+    """
+  unmask eval --task cups --methods sacm,suffix-anchor,top-probability --limit 100
+  unmask eval --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --methods sacm,top-probability --out runs/gsm8k
+  unmask eval --task mmlu_pro --data mmlu_pro/ --methods sacm --set kappa=12 --json
+  the same command again resumes after a crash""",
+    option("--task", required=True, help="gsm8k, math500, strategyqa, mmlu_pro, mathvista, chartqa, humaneval, mbpp, stories, ..."),
+    option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
+    option("--data", metavar="PATH", help="the benchmark's file or folder (default: the Hugging Face Hub)"),
+    option("--split", choices=["test", "tuning"], default="test", help="the test rows, or the rows to tune settings on"),
+    option("--limit", type=int, metavar="N", help="the first N rows"),
+    option("--length", type=int, metavar="L", help="response tokens (default: the task's)"),
+    option("--steps", type=int, metavar="T", help="decoding steps (default: the method's pace, L / 2 in the paper)"),
+    option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a setting of the methods (repeatable)"),
+    option("--batch", type=int, default=8, help="rows decoded together (default: 8)"),
+    option("--seed", type=int, default=0),
+    option("--seeds", type=int, default=1, metavar="N", help="runs of a method that draws: mean and spread"),
+    option("--temperature", type=float, default=0.0),
+    option("--cfg", type=float, default=0.0, metavar="SCALE"),
+    option("--cache", choices=["none", "prefix", "dual", "prefix-lm"]),
+    option("--raw", action="store_true", help="no chat template"),
+    option("--stop", action="append", default=[], metavar="TEXT", help="cut the response at this string (repeatable)"),
+    option("--out", metavar="DIR", help="the run's folder (default: runs/MODEL-TASK)"),
+    GRADING,
+    option("--json", action="store_true", help="the summary as one JSON object"),
+    MODEL,
+)  # fmt: skip
+def evaluate(args: argparse.Namespace) -> None:
+    from unmask.tasks import find
+
+    task = find(args.task)
+    from unmask import evaluate as evaluation
+    from unmask import settings
+    from unmask.methods import method
+    from unmask.report import Progress, table_of_summary
+
+    task = replace(task, chat=task.chat and not args.raw, stop=(*task.stop, *args.stop))
+    names = [name.strip() for name in args.methods.split(",") if name.strip()]
+    wanted = settings.parse(args.settings)
+    found = {name: evaluation.adapted(task, method(name), wanted) for name in names}
+    if unused := set(wanted) - {key for _, used in found.values() for key in used}:
+        raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
+    if task.executes and not args.allow_code:
+        raise UserError(f"grading {task.name} runs the code the model writes; allow it with --allow-code")
+    skip = args.bad_rows == "skip"
+    data = task.tuning_rows(args.data, skip) if args.split == "tuning" else task.rows.load(task.name, args.data, skip)
+    shots = task.shots.load(task.name, args.data, skip, beside=True) if task.shots else None
+    for problem in data.skipped:
+        print(f"unmask: skipped {problem}", file=sys.stderr)
+    model = load(args)
+    options = evaluation.Options(
+        length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, seeds=args.seeds, temperature=args.temperature,
+        cfg=args.cfg, cache=args.cache, mode=args.mode, allow_code=args.allow_code, unisolated=args.unisolated_code,
+        model_options={name: str(value) for name in ("adapter", "quantize", "revision") if (value := getattr(args, name))},
+    )
+    out = args.out or f"runs/{Path(args.model).name}-{task.name}"
+    with Progress(sys.stderr) as bar:
+        methods = {name: strategy for name, (strategy, _) in found.items()}
+        summary = evaluation.evaluate(model, task, methods, evaluation.limited(data, args.limit), shots, options, out, bar)
+    print(json.dumps(summary, ensure_ascii=False) if args.json else table_of_summary(summary))
+
+
+@command(
+    "diff", "which rows two runs grade differently, side by side",
+    """
+  unmask diff runs/a runs/b
+  unmask diff runs/gsm8k/sacm-1f0c.jsonl runs/gsm8k/top-probability-9ab2.jsonl --limit 5
+  unmask diff runs/gsm8k --methods sacm,top-probability""",
+    option("runs", nargs="+", metavar="RUN", help="two runs (a folder or a .jsonl), or one folder with --methods A,B"),
+    option("--methods", help="which method of a folder: A,B"),
+    option("--limit", type=int, metavar="N", help="show the first N flips"),
+    option("--width", type=int, metavar="COLUMNS", help="of the terminal"),
+    option("--json", action="store_true", help="a record a flipped row"),
+)  # fmt: skip
+def diff(args: argparse.Namespace) -> None:
+    from unmask.report import differences
+
+    for line in differences(args.runs, args.methods, args.limit, args.width, args.json):
+        print(line)
+
+
+@command(
+    "report", "tables and a plot over any set of runs, beside the paper's numbers",
+    """
+  unmask report runs/*
+  unmask report runs/gsm8k runs/math500 --format latex
+  unmask report runs/* -o report.png""",
+    option("runs", nargs="+", metavar="RUN", help="folders of `unmask eval`, or their .json files"),
+    option("--format", choices=["markdown", "csv", "latex", "json"], default="markdown"),
+    option("-o", "--out", metavar="FILE", help="a plot (.png, .svg, .pdf), or the table (.md, .csv, .tex, .json)"),
+)  # fmt: skip
+def report(args: argparse.Namespace) -> None:
+    from unmask.report import write
+
+    print(write(args.runs, args.format, args.out), end="")
+
+
+@command(
+    "verify", "check a checkpoint you have against its published code, and write the figures down",
+    """
+  unmask verify GSAI-ML/LLaDA-8B-Instruct
+  unmask verify ./LLaDA-8B-Instruct --remote-code ./LLaDA-8B-Instruct --remote-python ~/venvs/tf-4.49/bin/python""",
+    option("checkpoint", metavar="MODEL", help="checkpoint directory or hub id"),
+    option("--remote-code", metavar="DIR", help="the model's published modeling_*.py: compare logits with it"),
+    option("--remote-python", metavar="PY", default=sys.executable, help="the interpreter that code runs on (default: this one)"),
+    option("--length", type=int, default=64, metavar="L", help="response tokens of the question decoded (default: 64)"),
+    option("--device"), option("--dtype"),
+    option("-o", "--out", metavar="FILE", default="verify.json", help="the record (default: verify.json)"),
+)  # fmt: skip
+def verify(args: argparse.Namespace) -> None:
+    import unmask
+    from unmask.verify import summary
+    from unmask.verify import verify as check
+
+    model = unmask.load(args.checkpoint, device=args.device, dtype=args.dtype)
+    record = check(model, Path(args.remote_code) if args.remote_code else None, args.remote_python, args.length)
+    Path(args.out).write_text(json.dumps(record, indent=1) + "\n")
+    print(summary(record))
+    print(f"written to {args.out}")
+    if not record["ok"]:
+        sys.exit(1)
+
+
+@command(
+    "bench", "speed and memory of decoding, as ratios within one run",
+    """
+  unmask bench
+  unmask bench --json --repeats 9""",
+    option("--repeats", type=int, default=5, metavar="N", help="rounds; each times every variant once (default: 5)"),
+    option("--device", default="cpu"),
+    option("--json", action="store_true", help="the whole record"),
+)  # fmt: skip
+def bench(args: argparse.Namespace) -> None:
+    from unmask.bench import SHAPES, machine, table
+    from unmask.bench import bench as measured
+
+    records = list(progress(measured(args.repeats, args.device), len(SHAPES), "timing"))
+    print(json.dumps({"machine": machine(), "shapes": records}, indent=1) if args.json else table(records))
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

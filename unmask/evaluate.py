@@ -445,8 +445,8 @@ def together(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
              "file": first["file"]}  # fmt: skip
     if len(runs) == 1:
         return {**first["summary"], **about}
-    keys = [key for key, value in first["summary"].items() if isinstance(value, (int, float))]
-    means = {key: mean([run["summary"][key] for run in runs]) for key in keys}
+    keys = [key for key, value in first["summary"].items() if isinstance(value, (int, float)) and key != "rows"]
+    means = {key: mean([run["summary"][key] for run in runs if run["summary"][key] is not None]) for key in keys}
     accuracies = [run["summary"]["accuracy"] for run in runs]
     right, asked = (sum(run["summary"][key] for run in runs) for key in ("correct", "rows"))
     return {

@@ -17,7 +17,8 @@ def wilson(right: int, asked: int) -> tuple[float, float]:
     centre = p + Z * Z / (2 * asked)
     spread = Z * math.sqrt(p * (1 - p) / asked + Z * Z / (4 * asked * asked))
     below = 1 + Z * Z / asked
-    return max(0.0, (centre - spread) / below), min(1.0, (centre + spread) / below)
+    low, high = (centre - spread) / below, (centre + spread) / below
+    return (0.0 if right == 0 else low), (1.0 if right == asked else high)
 
 
 class Paired(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from unmask.errors import UserError
 from unmask.tasks.data import Loaded, Made, Row, Source
 
-MODULES = ("math", "qa", "vision", "code")
+MODULES = ("math", "qa", "vision", "code", "bundled")
 
 
 class Grade(NamedTuple):

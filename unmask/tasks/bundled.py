@@ -1,0 +1,44 @@
+"""The bundled model's own tasks: stories, cups and compass, from the worlds of toy.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from unmask.tasks import Grade, Task, toy
+from unmask.tasks.data import Made, Row
+from unmask.tasks.extract import clean, peel, tails
+
+TEST, TUNING = 500, 256  # rows
+
+
+def make(world: str, split: str, count: int) -> list[Row]:
+    found = toy.questions(world, split, count)
+    return [{"id": f"{world}-{split}-{i}", "question": q.prompt, "answer": q.answer} for i, q in enumerate(found)]
+
+
+def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
+    return row["question"]
+
+
+def grade(text: str, row: Row) -> Grade:
+    """The first word after the last anchor; nothing else states an answer."""
+    for rule, tail in tails(clean(text)):
+        if match := re.search(r"\w+", peel(tail)):
+            return Grade(match[0].lower() == str(row["answer"]).lower(), match[0], rule)
+    return Grade(False, None, "none")
+
+
+TASKS = tuple(
+    Task(
+        name=world,
+        rows=Made(partial(make, world, "test", TEST)),
+        tuning=Made(partial(make, world, "validation", TUNING)),
+        prompt=prompt,
+        grade=grade,
+        length=96,
+        key="id",
+    )
+    for world in toy.WORLDS
+)
