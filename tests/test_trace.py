@@ -15,7 +15,7 @@ from tracing import EOT, MASK, small_model
 from unmask import trace
 from unmask.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.errors import UserError
-from unmask.generate import generate
+from unmask.generation import generate
 from unmask.methods import METHODS
 from unmask.trace import Trace, record
 

@@ -187,7 +187,7 @@ def record(
     model: Any, prompts: Sequence[str], name: str, strategy: Any = None, *, top: bool = True, **options: Any
 ) -> list[Run]:
     """Decode prompts with a method and keep how it went; the options are those of `generate`."""
-    from unmask.generate import generate
+    from unmask.generation import generate
 
     trace = Trace(top)
     watch = [*options.pop("watch", ()), trace]
