@@ -150,8 +150,9 @@ def test_what_is_no_picture_is_one_line(tmp_path):
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "torn.png").write_bytes(png(Image.effect_noise((64, 64), 90))[:900])
     bad = [
-        tmp_path / "text.png", tmp_path / "empty.png", tmp_path / "torn.png", tmp_path / "none.png", tmp_path, b"xx", None,
-        "data:image/png;base64,@@", "data:image/png;base64,eHh4", "https://example.org/a.png", {"bytes": None, "path": None},
+        tmp_path / "text.png", tmp_path / "empty.png", tmp_path / "torn.png", tmp_path / "none.png", tmp_path, b"xx",
+        None, {"bytes": None, "path": None}, "data:image/png;base64,@@", "data:image/png;base64,eHh4",
+        "https://example.org/a.png",
     ]  # fmt: skip
     for source in bad:
         with pytest.raises(UserError) as error:
@@ -344,6 +345,24 @@ def test_published_names_and_a_round_trip(checkpoint, tmp_path):
     assert all(torch.equal(value, again[name]) for name, value in module.state_dict().items())
 
 
+def test_the_published_size_has_the_published_tensors():
+    with torch.device("meta"):
+        module = LlavaLladaForMaskedDiffusion(LaViDaConfig(n_kv_heads=32, mlp_hidden_size=12288, embedding_size=126464))
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    tower, layer = "model.vision_tower.vision_tower.vision_model.", "encoder.layers.25."
+    wanted = {
+        "model.transformer.wte.weight": (126464, 4096), "model.transformer.blocks.31.ff_out.weight": (4096, 12288),
+        "model.transformer.ff_out.weight": (126464, 4096), "model.image_newline": (4096,),
+        "model.mm_projector.0.weight": (4096, 1152), "model.mm_projector.2.weight": (4096, 4096),
+        tower + "embeddings.patch_embedding.weight": (1152, 3, 14, 14),
+        tower + "embeddings.position_embedding.weight": (729, 1152), tower + "post_layernorm.bias": (1152,),
+        tower + layer + "self_attn.out_proj.weight": (1152, 1152), tower + layer + "mlp.fc1.weight": (4304, 1152),
+    }  # fmt: skip
+    assert {name: shapes[name] for name in wanted} == wanted
+    # 3 and 9 a block of LLaDA, 16 a layer of SigLIP, its 3 embeddings and 2 of its norm, the projector's 4, the newline
+    assert len(shapes) == 3 + 9 * 32 + 16 * 26 + 3 + 2 + 4 + 1
+
+
 def siglip(folder: Path, module: LlavaLladaForMaskedDiffusion) -> Path:
     """A whole SigLIP, as Google publishes it, whose first layers are the module's tower."""
     from transformers import SiglipVisionConfig, SiglipVisionModel
@@ -458,3 +477,75 @@ def test_generate_with_a_picture(checkpoint, tmp_path):
     last = bad.stderr.splitlines()[-1]
     assert bad.returncode == 2 and last.startswith(f"unmask: {tmp_path / 'bad.png'} is no picture")
     assert "Traceback" not in bad.stderr
+
+
+# ---------------------------------------------------------------- the benchmarks
+
+
+def charts(folder: Path, layout: str) -> Path:
+    """ChartQA as it is given out (json and png), zipped, or as the Hub has it: six pictures whose colour is asked."""
+    parts = {"human": ["red", "green", "blue"], "augmented": ["blue", "blue", "red"]}
+    (folder / "test" / "png").mkdir(parents=True)
+    for part, colours in parts.items():
+        rows = []
+        for i, colour in enumerate(colours):
+            sight.picture(colour, (10 + 7 * i, 12)).save(folder / "test" / "png" / f"{part}{i}.png")
+            rows.append({"imgname": f"{part}{i}.png", "query": ASKED, "label": colour})
+        (folder / "test" / f"test_{part}.json").write_text(json.dumps(rows))
+    if layout == "folder":
+        return folder
+    if layout == "zip":
+        return Path(shutil.make_archive(str(folder), "zip", folder))
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [
+        {"image": {"bytes": (folder / "test" / "png" / f"{part}{i}.png").read_bytes(), "path": None}, "query": ASKED,
+         "label": [colour], "human_or_machine": int(part == "augmented")}
+        for part, colours in parts.items() for i, colour in enumerate(colours)
+    ]  # fmt: skip
+    (folder / "hub" / "data").mkdir(parents=True)
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, folder / "hub" / "data" / "test-00000-of-00001-a1.parquet")
+    return folder / "hub"
+
+
+@pytest.mark.parametrize("layout", ["folder", "zip", "hub"])
+def test_chartqa_end_to_end(checkpoint, tmp_path, monkeypatch, layout):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if layout == "hub":
+        pytest.importorskip("pyarrow")
+    data = charts(tmp_path / "charts", layout)
+    # one slot behind the anchor, so that the answer is one word
+    ran = command("eval", "--task", "chartqa", "--data", data, "--model", checkpoint, "--methods", "sacm", "--length", 40,
+                  "--set", "at=-14", "--batch", 4, "--out", tmp_path / "run", "--json")  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)["methods"]["sacm"]
+    assert found["accuracy"] == 1.0 and found["rows"] == 6
+    assert {name: part["rows"] for name, part in found["groups"].items()} == {"human": 3, "augmented": 3}
+    assert "AnchorModulation(kappa=12.0, beta=1.0, gamma=1.0)" in found["strategy"]
+
+
+def test_a_missing_picture_stops_or_is_skipped(checkpoint, tmp_path):
+    data = charts(tmp_path / "charts", "folder")
+    (data / "test" / "png" / "human1.png").unlink()
+    given = ["eval", "--task", "chartqa", "--data", data, "--model", checkpoint, "--methods", "top-probability", "--length", 2]
+    stopped = command(*given, "--out", tmp_path / "a", "--json")
+    last = stopped.stderr.splitlines()[-1]
+    assert stopped.returncode == 2 and last.startswith("unmask: chartqa, row 2: there is no picture png/human1.png")
+    skipped = command(*given, "--out", tmp_path / "b", "--json", "--bad-rows", "skip", "--limit", 3)
+    assert json.loads(skipped.stdout)["rows"] == 3, skipped.stderr
+
+
+def test_mathvista_end_to_end(checkpoint, tmp_path):
+    """Pictures in images.zip beside testmini.json, as its authors give it out."""
+    row = {"question": ASKED, "choices": None, "unit": None, "precision": None, "question_type": "free_form", "answer_type": "text"}
+    rows = {str(i): {**row, "pid": str(i), "image": f"images/{i}.png", "answer": c} for i, c in enumerate(sight.COLOURS, 1)}
+    (tmp_path / "testmini.json").write_text(json.dumps(rows))
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        for i, colour in enumerate(sight.COLOURS, 1):
+            archive.writestr(f"images/{i}.png", png(sight.picture(colour)))
+    ran = command("eval", "--task", "mathvista", "--data", tmp_path, "--model", checkpoint, "--methods", "sacm", "--length", 40,
+                  "--set", "at=-14", "--out", tmp_path / "run", "--json")  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["methods"]["sacm"]["accuracy"] == 1.0
