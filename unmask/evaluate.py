@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,9 @@ def frequency_hash(model: Any) -> str | None:
     return None if table is None else hashlib.sha256(table.detach().cpu().float().numpy().tobytes()).hexdigest()
 
 
-def recipe(model: Any, task: Task, strategy: Any, data: Loaded, shots: Loaded | None, options: Options, seed: int) -> dict[str, Any]:
+def recipe(
+    model: Any, task: Task, strategy: Any, data: Loaded, shots: Loaded | None, options: Options, seed: int
+) -> dict[str, Any]:
     """Everything that decides which tokens come out. Two runs with one recipe give the same answers."""
     length = options.length or task.length
     prompts = hashlib.sha256("\0".join(task.render(row, shots.rows if shots else ()) for row in data.rows).encode())
@@ -107,14 +109,19 @@ def provenance(model: Any, data: Loaded, shots: Loaded | None) -> dict[str, Any]
     """Where it was run and on what: for the reader, not part of the recipe."""
     import importlib.metadata
 
-    versions = {"unmask": __version__, "python": platform.python_version()}
+    versions: dict[str, str | None] = {"unmask": __version__, "python": platform.python_version()}
     for name in ("torch", "transformers", "tokenizers", "math-verify"):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     return {
-        "data": {"origin": data.origin, "revision": data.revision, "sha256": data.sha256, "skipped": list(data.skipped)},
+        "data": {
+            "origin": data.origin,
+            "revision": data.revision,
+            "sha256": data.sha256,
+            "skipped": list(data.skipped),
+        },
         "shots": shots and {"origin": shots.origin, "revision": shots.revision, "sha256": shots.sha256},
         "versions": versions,
         "device": str(model.device),
@@ -146,7 +153,9 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            raise UserError(f"{folder} is in use by process {file.read().strip() or '?'}; wait for it, or pass another --out") from None
+            raise UserError(
+                f"{folder} is in use by process {file.read().strip() or '?'}; wait for it, or pass another --out"
+            ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -199,7 +208,9 @@ def append(path: Path, examples: Sequence[Example]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; what was finished is kept, the same command resumes") from None
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; what was finished is kept, the same command resumes"
+        ) from None
 
 
 # ---------------------------------------------------------------- one method
@@ -220,7 +231,9 @@ def grade_all(task: Task, pairs: Sequence[tuple[str, Row]], options: Options) ->
     return grade_many(task, pairs, Limits(unisolated=options.unisolated))
 
 
-def answer_time(tokens: Sequence[int], order: Sequence[int], forwards: int, anchors: Sequence[Sequence[int]]) -> dict[str, Any]:
+def answer_time(
+    tokens: Sequence[int], order: Sequence[int], forwards: int, anchors: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     """When the first token after the anchor was committed: in the first 15 % of steps? after which share of the slots before
     the anchor? The anchor is the last stretch written before decoding; without one, where the response itself says it."""
     none = {"early_answer": None, "answer_progress": None}
@@ -231,7 +244,13 @@ def answer_time(tokens: Sequence[int], order: Sequence[int], forwards: int, anch
         while start > 0 and order[start - 1] < 0:
             start -= 1
     else:
-        places = [(i, i + len(a)) for a in anchors if a for i in range(len(tokens) - len(a) + 1) if list(tokens[i : i + len(a)]) == list(a)]
+        places = [
+            (i, i + len(a))
+            for a in anchors
+            if a
+            for i in range(len(tokens) - len(a) + 1)
+            if list(tokens[i : i + len(a)]) == list(a)
+        ]
         if not places:
             return none
         start, end = max(places, key=lambda place: place[1])
@@ -301,12 +320,15 @@ def run_method(
     lines = folder / f"{stem}.jsonl"
     done = finished(lines, batches)
     seen = {example["index"] for example in done}
-    record = {"method": name, "recipe_sha256": digest(identity), "recipe": identity, "provenance": provenance(model, data, shots)}
+    record = {
+        "method": name,
+        "recipe_sha256": digest(identity),
+        "recipe": identity,
+        "provenance": provenance(model, data, shots),
+    }
     if done and (folder / f"{stem}.json").exists():  # the first part's provenance stands beside the last one's
-        try:
+        with suppress(ValueError, KeyError, OSError):
             record["resumed_from"] = json.loads((folder / f"{stem}.json").read_text())["provenance"]
-        except (ValueError, KeyError, OSError):
-            pass
     write_whole(folder / f"{stem}.json", record)
     anchors = [model.tokens(task.anchor), model.tokens(" " + task.anchor)]
     right = sum(example["correct"] for example in done)
@@ -324,7 +346,11 @@ def run_method(
         examples = []
         for i, generation, grade in zip(batch, made, grades, strict=True):
             row = data.rows[i]
-            others = {mode: bool(g(generation.text, row).correct) for mode, g in task.modes.items()} if not task.executes else {}
+            others = (
+                {mode: bool(g(generation.text, row).correct) for mode, g in task.modes.items()}
+                if not task.executes
+                else {}
+            )
             examples.append({
                 "id": task.identify(row, i), "index": i, "batch": number, "prompt": prompts[i], "response": generation.text,
                 "gold": row.get(task.gold), "group": row.get(task.group) if task.group else None,
@@ -370,11 +396,16 @@ def summarise(examples: Sequence[Example], length: int) -> dict[str, Any]:
         "tokens_per_second": n * length / seconds if seconds else None,
         "text_tokens_per_second": written / seconds if seconds else None,
         "seconds": seconds,
-        "modes": {mode: mean([float(e["modes"][mode]) for e in examples]) for mode in (examples[0]["modes"] if examples else ())},
+        "modes": {
+            mode: mean([float(e["modes"][mode]) for e in examples])
+            for mode in (examples[0]["modes"] if examples else ())
+        },
     }
     if groups:
         parts = {group: [e for e in examples if str(e["group"]) == group] for group in groups}
-        found["groups"] = {g: {"accuracy": mean([float(e["correct"]) for e in es]), "rows": len(es)} for g, es in parts.items()}
+        found["groups"] = {
+            g: {"accuracy": mean([float(e["correct"]) for e in es]), "rows": len(es)} for g, es in parts.items()
+        }
     return found
 
 
@@ -424,7 +455,9 @@ def check(model: Any, task: Task, methods: Mapping[str, Any], options: Options) 
         from unmask.tasks.sandbox import isolation
 
         if isolation() == "none":
-            raise UserError("this system cannot isolate generated code; use a container, or accept the risk with --unisolated-code")
+            raise UserError(
+                "this system cannot isolate generated code; use a container, or accept the risk with --unisolated-code"
+            )
     task.grader(options.mode)
     if options.seeds < 1 or options.batch < 1:
         raise UserError("--seeds and --batch are at least 1")
@@ -474,4 +507,3 @@ def limited(data: Loaded, limit: int | None) -> Loaded:
     if limit < 1:
         raise UserError(f"--limit is at least 1, not {limit}")
     return replace(data, rows=data.rows[:limit])
-

@@ -27,7 +27,9 @@ class Line:
         if isinstance(doc, (int, str)):
             known = rows.get(self.task.name)
             if known is None:
-                raise UserError(f"{place}: doc is {doc!r}, a row's index or id; pass --data so that it can be looked up")
+                raise UserError(
+                    f"{place}: doc is {doc!r}, a row's index or id; pass --data so that it can be looked up"
+                )
             if str(doc) not in known:
                 raise UserError(f"{place}: {self.task.name} has no row {doc!r}")
             doc = known[str(doc)]
@@ -36,7 +38,12 @@ class Line:
             self.row[self.task.gold] = gold
         if self.row.get(self.task.gold) is None:
             raise UserError(f'{place}: neither "gold" nor a "doc" with {self.task.gold!r}')
-        self.id = str(raw.get("id", self.row.get(self.task.key, place.rpartition(":")[2]) if self.task.key else place.rpartition(":")[2]))
+        self.id = str(
+            raw.get(
+                "id",
+                self.row.get(self.task.key, place.rpartition(":")[2]) if self.task.key else place.rpartition(":")[2],
+            )
+        )
 
     def grade(self, mode: str, limits: Any) -> Grade:
         try:
@@ -72,7 +79,9 @@ def read(file: str, task: str | None, data: str | None, skip_bad: bool) -> tuple
     return lines, skipped
 
 
-def graded(lines: Sequence[Line], mode: str = "", allow_code: bool = False, unisolated: bool = False) -> Iterator[dict[str, Any]]:
+def graded(
+    lines: Sequence[Line], mode: str = "", allow_code: bool = False, unisolated: bool = False
+) -> Iterator[dict[str, Any]]:
     """A record a line: id, correct, extracted, rule."""
     coded = sorted({line.task.name for line in lines if line.task.executes})
     limits = None
@@ -89,7 +98,13 @@ def graded(lines: Sequence[Line], mode: str = "", allow_code: bool = False, unis
         jobs = [pool.submit(line.grade, mode, limits) if line.task.executes else None for line in lines]
         for line, job in zip(lines, jobs, strict=True):
             found = job.result() if job else line.grade(mode, limits)
-            yield {"id": line.id, "task": line.task.name, "correct": bool(found.correct), "extracted": found.extracted, "rule": found.rule}
+            yield {
+                "id": line.id,
+                "task": line.task.name,
+                "correct": bool(found.correct),
+                "extracted": found.extracted,
+                "rule": found.rule,
+            }
 
 
 def totals(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,4 +127,3 @@ def percent(total: dict[str, Any]) -> str:
         f"{total['task']}: {100 * total['accuracy']:.2f} %  [{100 * low:.2f}, {100 * high:.2f}]  "
         f"{total['correct']} of {total['rows']}, an answer found in {100 * total['answer_found']:.1f} %"
     )
-

@@ -39,7 +39,9 @@ def records(places: Sequence[str]) -> list[Record]:
             if isinstance(record, dict) and "recipe" in record and "summary" in record:
                 found.append({**record, "file": str(file)})
     if not found:
-        raise UserError(f"no finished run in {', '.join(places)}; an unfinished one resumes with its own `unmask eval` command")
+        raise UserError(
+            f"no finished run in {', '.join(places)}; an unfinished one resumes with its own `unmask eval` command"
+        )
     return joined(found)
 
 
@@ -76,7 +78,9 @@ def examples(record_or_file: str | Path) -> list[Record]:
                 found.append(json.loads(line))
             except ValueError:
                 if number < len(lines) - 1:
-                    raise UserError(f"{path}:{number}: not JSON; resume the run with its `unmask eval` command") from None
+                    raise UserError(
+                        f"{path}:{number}: not JSON; resume the run with its `unmask eval` command"
+                    ) from None
     return found
 
 
@@ -112,7 +116,9 @@ def by_compute(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for model, task in dict.fromkeys((row["model"], row["task"]) for row in lines):
         best = -1.0
-        for row in sorted((r for r in lines if (r["model"], r["task"]) == (model, task)), key=lambda r: (r["NFE"], -r["accuracy"])):
+        for row in sorted(
+            (r for r in lines if (r["model"], r["task"]) == (model, task)), key=lambda r: (r["NFE"], -r["accuracy"])
+        ):
             best = max(best, row["accuracy"])
             found.append({"model": model, "task": task, "NFE": row["NFE"], "T": row["T"], "L": row["L"], "method": row["method"],
                           "accuracy": row["accuracy"], "best so far": row["accuracy"] == best})  # fmt: skip
@@ -142,7 +148,9 @@ def label(record: Record) -> str:
 def shown(value: Any) -> str:
     if value is None:
         return ""
-    return "yes" if value is True else "" if value is False else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return (
+        "yes" if value is True else "" if value is False else f"{value:.2f}" if isinstance(value, float) else str(value)
+    )
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -161,7 +169,9 @@ def latex(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     lines = [" & ".join(safe(shown(row.get(c))) for c in columns) + r" \\" for row in rows]
     head = " & ".join(safe(c) for c in columns) + r" \\"
     kinds = "".join("l" if c in ("model", "task", "method", "a", "b") else "r" for c in columns)
-    return "\n".join([rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""])
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
+    )
 
 
 def table(found: Sequence[Record], style: str) -> str:
@@ -183,9 +193,15 @@ def table(found: Sequence[Record], style: str) -> str:
         return latex(lines, columns)
     parts = [markdown(lines, columns)]
     if len(lines) > 1:
-        parts.append("Accuracy against compute (forwards), beside steps:\n\n" + markdown(by_compute(lines), ["task", "NFE", "T", "L", "method", "accuracy", "best so far"]))
+        parts.append(
+            "Accuracy against compute (forwards), beside steps:\n\n"
+            + markdown(by_compute(lines), ["task", "NFE", "T", "L", "method", "accuracy", "best so far"])
+        )
     if pairs := comparisons(found):
-        parts.append("Paired, on the same rows (a - b; 95 % bootstrap interval, McNemar's p):\n\n" + markdown(pairs, list(pairs[0])))
+        parts.append(
+            "Paired, on the same rows (a - b; 95 % bootstrap interval, McNemar's p):\n\n"
+            + markdown(pairs, list(pairs[0]))
+        )
     return "\n".join(parts)
 
 
@@ -225,11 +241,19 @@ def plot(found: Sequence[Record], path: Path) -> None:
     for (model, task), pair in zip(groups, axes, strict=True):
         for axis, key, name in zip(pair, ("T", "NFE"), ("steps T", "forwards (NFE): matched compute"), strict=True):
             for index, method in enumerate(methods):
-                rows = sorted((r for r in lines if (r["model"], r["task"], r["method"]) == (model, task, method)), key=lambda r: r[key])
+                rows = sorted(
+                    (r for r in lines if (r["model"], r["task"], r["method"]) == (model, task, method)),
+                    key=lambda r: r[key],
+                )
                 if rows:
                     y = [r["accuracy"] for r in rows]
-                    error = [[a - r["low"] for a, r in zip(y, rows, strict=True)], [r["high"] - a for a, r in zip(y, rows, strict=True)]]
-                    axis.errorbar([r[key] for r in rows], y, error, marker="o", capsize=3, label=method, color=f"C{index % 10}")
+                    error = [
+                        [a - r["low"] for a, r in zip(y, rows, strict=True)],
+                        [r["high"] - a for a, r in zip(y, rows, strict=True)],
+                    ]
+                    axis.errorbar(
+                        [r[key] for r in rows], y, error, marker="o", capsize=3, label=method, color=f"C{index % 10}"
+                    )
                     stated = [(r[key], r["paper"]) for r in rows if r["paper"] is not None]
                     if stated:
                         axis.scatter(*zip(*stated, strict=True), marker="x", color=f"C{index % 10}", s=60)
@@ -264,7 +288,9 @@ def table_of_summary(summary: Mapping[str, Any]) -> str:
         for name, s in summary["methods"].items()
     ]  # fmt: skip
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = f"{summary['task']}, {summary['rows']} rows, L = {summary['length']}, {summary['model']}\n\n" + markdown(rows, columns)
+    text = f"{summary['task']}, {summary['rows']} rows, L = {summary['length']}, {summary['model']}\n\n" + markdown(
+        rows, columns
+    )
     pairs = [
         {"a - b": f"{p['a']} - {p['b']}", "difference": 100 * p["difference"],
          "95 %": "{:+.1f} to {:+.1f}".format(*(100 * x for x in p["interval"])), "a alone": p["only_a"], "b alone": p["only_b"],
@@ -275,7 +301,9 @@ def table_of_summary(summary: Mapping[str, Any]) -> str:
         text += "\n" + markdown(pairs, list(pairs[0]))
     for name, s in summary["methods"].items():
         if s["modes"]:
-            text += f"\n{name}, other graders: " + ", ".join(f"{mode} {100 * value:.2f}" for mode, value in s["modes"].items())
+            text += f"\n{name}, other graders: " + ", ".join(
+                f"{mode} {100 * value:.2f}" for mode, value in s["modes"].items()
+            )
     return text.rstrip("\n") + f"\n\nexamples and recipes: {summary['out']}"
 
 
@@ -291,7 +319,13 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+            )
             self.bar = Bar(*columns, console=Console(file=self.stream), transient=True)  # type: ignore[assignment]
             self.bar.start()  # type: ignore[attr-defined]
         return self
@@ -304,7 +338,9 @@ class Progress:
         if self.bar:
             if done == 0 or name not in self.jobs:
                 self.jobs[name] = self.bar.add_task(name, total=total, note="")
-            self.bar.update(self.jobs[name], completed=done, note=f"accuracy {100 * right / done:.1f} %" if done else "")
+            self.bar.update(
+                self.jobs[name], completed=done, note=f"accuracy {100 * right / done:.1f} %" if done else ""
+            )
 
 
 # ---------------------------------------------------------------- diff
@@ -321,7 +357,9 @@ def single(place: str, method: str | None) -> Record:
     return found[0]
 
 
-def differences(places: Sequence[str], methods: str | None, limit: int | None, width: int | None, as_json: bool) -> Iterator[str]:
+def differences(
+    places: Sequence[str], methods: str | None, limit: int | None, width: int | None, as_json: bool
+) -> Iterator[str]:
     """The rows two runs grade differently, the responses side by side."""
     names: list[str | None] = [*(methods.split(",") if methods else [None, None])]
     if len(names) == 1:
@@ -340,8 +378,13 @@ def differences(places: Sequence[str], methods: str | None, limit: int | None, w
     flips = [i for i in common if left[i]["correct"] != right[i]["correct"]]
     if as_json:
         for i in flips[:limit]:
-            both = {side: {k: e[i][k] for k in ("correct", "extracted", "rule", "response")} for side, e in (("a", left), ("b", right))}
-            yield json.dumps({"id": i, "gold": left[i]["gold"], "prompt": left[i]["prompt"], **both}, ensure_ascii=False)
+            both = {
+                side: {k: e[i][k] for k in ("correct", "extracted", "rule", "response")}
+                for side, e in (("a", left), ("b", right))
+            }
+            yield json.dumps(
+                {"id": i, "gold": left[i]["gold"], "prompt": left[i]["prompt"], **both}, ensure_ascii=False
+            )
         return
     test = paired([left[i]["correct"] for i in common], [right[i]["correct"] for i in common])
     yield f"a: {label(a)}  {a['file']}\nb: {label(b)}  {b['file']}"

@@ -30,7 +30,7 @@ class Published:
     eot_ratio: float | None = None
 
 
-MAIN = {  # GSM8K, MATH-500, StrategyQA, MMLU-Pro
+MAIN: dict[str, dict[str, tuple[float, ...]]] = {  # GSM8K, MATH-500, StrategyQA, MMLU-Pro
     "LLaDA": {
         "semi-ar": (72.25, 25.40, 59.10, 38.18),
         "fast-dllm": (72.78, 28.60, 50.95, 38.74),
@@ -62,7 +62,7 @@ MAIN = {  # GSM8K, MATH-500, StrategyQA, MMLU-Pro
         "sacm-margin": (70.96, 25.80, 68.56, 39.39),
     },
 }
-VISION = {  # MathVista, ChartQA, with LaViDa
+VISION: dict[str, tuple[float, ...]] = {  # MathVista, ChartQA, with LaViDa
     "semi-ar": (39.50, 35.88),
     "fast-dllm": (40.30, 37.28),
     "uniform": (39.60, 27.12),
@@ -74,7 +74,7 @@ VISION = {  # MathVista, ChartQA, with LaViDa
     "uncode": (40.80, 32.64),
     "sacm": (45.30, 46.04),
 }
-CODE = {  # HumanEval, MBPP
+CODE: dict[str, dict[str, tuple[float, ...]]] = {  # HumanEval, MBPP
     "LLaDA": {
         "uniform": (18.90, 22.40),
         "top-probability": (17.07, 19.20),
@@ -169,9 +169,11 @@ def published() -> Iterator[Published]:
             yield cell("tab:suffix_anchor_ablation", model, "gsm8k", "suffix-anchor", alone, text=text)
             yield cell("tab:suffix_anchor_ablation", model, "gsm8k", "sacm", full, text=text)
     for text, by_place in POSITIONS.items():
-        for at, (alone, full) in by_place.items():
-            yield cell("tab:anchor_position_ablation", "LLaDA", "gsm8k", "suffix-anchor", alone[0], eot=alone[1], text=text, at=at)
-            yield cell("tab:anchor_position_ablation", "LLaDA", "gsm8k", "sacm", full[0], eot=full[1], text=text, at=at)
+        for at, cells in by_place.items():
+            for method, (accuracy, eot) in zip(("suffix-anchor", "sacm"), cells, strict=True):
+                yield cell(
+                    "tab:anchor_position_ablation", "LLaDA", "gsm8k", method, accuracy, eot=eot, text=text, at=at
+                )
 
 
 def family(model: str) -> str | None:

@@ -80,8 +80,8 @@ def longest_program(code: str) -> str | None:
 
 def defines(code: str, name: str) -> bool:
     return any(
-        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == name
-        or isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+        (isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == name)
+        or (isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets))
         for node in ast.parse(code).body
     )  # fmt: skip
 
@@ -188,9 +188,13 @@ def mbpp_split(hub: str, first: int, last: int) -> Source:
 TASKS = (
     Task(
         name="humaneval",
-        rows=Source("openai/openai_humaneval", HUMANEVAL,
-                    (("openai_humaneval/test-*.parquet",), ("HumanEval.jsonl.gz",), ("HumanEval.jsonl",), ("test-*.parquet",)),
-                    ("task_id", "prompt", "entry_point", "test"), "https://github.com/openai/human-eval/tree/master/data"),
+        rows=Source(
+            "openai/openai_humaneval",
+            HUMANEVAL,
+            (("openai_humaneval/test-*.parquet",), ("HumanEval.jsonl.gz",), ("HumanEval.jsonl",), ("test-*.parquet",)),
+            ("task_id", "prompt", "entry_point", "test"),
+            "https://github.com/openai/human-eval/tree/master/data",
+        ),
         prompt=humaneval_prompt,
         grade=grade_humaneval,
         anchor="return",

@@ -1,4 +1,4 @@
-"""Rows of a benchmark: from the Hugging Face Hub at a pinned revision, or from files the user has (jsonl, json, gz, parquet)."""
+"""Rows of a benchmark: from the Hugging Face Hub at a pinned revision, or from files (jsonl, json, gz, parquet)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,11 @@ class Source:
             raise UserError(f"{task}: this split is not on the Hugging Face Hub; {self._advice()}")
         from huggingface_hub import snapshot_download
 
-        wanted = {"repo_type": "dataset", "revision": self.revision, "allow_patterns": list(self.layouts[0])}
+        wanted: dict[str, Any] = {
+            "repo_type": "dataset",
+            "revision": self.revision,
+            "allow_patterns": list(self.layouts[0]),
+        }
         try:
             try:  # an earlier download needs no network, and no waiting for one
                 root = Path(snapshot_download(self.repo, local_files_only=True, **wanted))

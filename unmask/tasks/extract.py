@@ -10,7 +10,9 @@ from fractions import Fraction
 SPECIAL = re.compile(r"<\|[\w-]{1,40}\|>|</?s>|<(?:eos|bos|pad|mask|unk)>|\[(?:MASK|EOS|EOT|PAD)\]")
 STRONG = re.compile(r"\b(?i:answer\s+(?:is|was))\b(?:\s*:)?|####|\b(?:Answer|ANSWER)\s*:")
 WEAK = re.compile(r"\banswer\s*:")  # mid-sentence, "we check our answer: ..."
-JOINS = re.compile(r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(\s]*")  # between the numbers of "3 * 6 = 18"
+JOINS = re.compile(
+    r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(\s]*"
+)  # between the numbers of "3 * 6 = 18"
 FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 
 

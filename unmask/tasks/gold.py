@@ -21,7 +21,10 @@ Rendering = Callable[[Row], str | None]  # None: this rendering does not apply t
 
 
 def around(reasoning: Callable[[Row], str], answer: Callable[[Row], str], *forms: str) -> dict[str, Rendering]:
-    return {form: lambda row, form=form: reasoning(row) + "\n" + form.replace("@", answer(row)) for form in forms}
+    def stated(form: str) -> Rendering:
+        return lambda row: reasoning(row) + "\n" + form.replace("@", answer(row))
+
+    return {form: stated(form) for form in forms}
 
 
 def bare_reasoning(row: Row) -> str:
@@ -164,7 +167,9 @@ def mbpp_renderings() -> dict[str, Rendering]:
     return {
         "code": code,
         "[BEGIN] [DONE]": lambda row: f"[BEGIN]\n{code(row)}\n[DONE]",
-        "[DONE] and on": lambda row: f"\n{code(row)}\n[DONE]\n\nYou are an expert Python programmer, and here is your task",
+        "[DONE] and on": lambda row: (
+            f"\n{code(row)}\n[DONE]\n\nYou are an expert Python programmer, and here is your task"
+        ),
         "python fence": lambda row: f"```python\n{code(row)}\n```\n[DONE]",
         "prose and fence": lambda row: f"Here it is:\n```python\n{code(row)}\n```\nDone.",
         "EOT tail": lambda row: code(row) + EOT * 30,
@@ -182,6 +187,10 @@ RENDERINGS = {
     "mbpp": mbpp_renderings,
 }
 SILENT = {"empty": "", "EOT only": EOT * 64}
+
+
+def always(text: str) -> Rendering:
+    return lambda row: text
 
 
 def score(task: Task, rows: list[Row], render: Rendering) -> tuple[int, int, list[str]]:
@@ -204,7 +213,7 @@ def table(folder: Path, names: list[str], all_styles: bool) -> Iterator[tuple[st
         task = known[name]
         rows = task.rows.load(name, folder / name).rows
         for label, text in SILENT.items():
-            right, asked, missed = score(task, rows, lambda row, text=text: text)
+            right, asked, _ = score(task, rows, always(text))
             yield name, label, right, asked, [], right == 0
         renderings = RENDERINGS[name]()
         if task.executes and not all_styles:
@@ -222,8 +231,8 @@ def tricky(file: Path) -> tuple[int, int, list[str]]:
     for case in cases:
         task = known[case["benchmark"]]
         grade = task.grade(case["output"], {**case["doc"], task.gold: case["gold"]})
-        extracted = case["expected"] is None and task.executes or (grade.extracted or None) == (case["expected"] or None)
-        if grade.correct != case["correct"] or not (extracted or case["expected"] is False and grade.extracted is False):
+        same = task.executes or grade.extracted == case["expected"] or not (grade.extracted or case["expected"])
+        if grade.correct != case["correct"] or not same:
             wrong.append(f"{case['id']} ({grade.extracted!r} by {grade.rule})")
     return len(cases) - len(wrong), len(cases), wrong
 

@@ -4,6 +4,7 @@ It locks itself in (namespaces, read-only file system, limits, no privileges), r
 is handed the nonce and the tests over its one socket. It imports nothing of unmask: whatever is loaded here, the program
 can reach."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -79,10 +80,8 @@ def limit(seconds, megabytes):
         (resource.RLIMIT_NPROC, 32),
         (resource.RLIMIT_AS, megabytes << 20),
     ):
-        try:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some; outside, the user has accepted that
             resource.setrlimit(what, (amount, amount))
-        except (ValueError, OSError):  # macOS refuses some; the warning outside has said so
-            pass
 
 
 def receive(socket):

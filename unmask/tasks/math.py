@@ -123,7 +123,9 @@ def stated_formula(tail: str) -> str | None:
             match = following
         return ", ".join(span for span in spans if span) or None
     line = paragraph.split("\n")[0]
-    sentence = re.split(r"(?<!\bi)(?<!\be)\.\s+(?=[A-Z\\$])|\.\s*$|,?\s+(?:because|since|which|so that|when|where)\b", line)[0]
+    sentence = re.split(
+        r"(?<!\bi)(?<!\be)\.\s+(?=[A-Z\\$])|\.\s*$|,?\s+(?:because|since|which|so that|when|where)\b", line
+    )[0]
     return peel(sentence).strip().rstrip("$").lstrip("$").strip() or None
 
 
@@ -253,10 +255,20 @@ GSM8K_URL = "https://github.com/openai/grade-school-math/tree/master/grade_schoo
 TASKS = (
     Task(
         name="gsm8k",
-        rows=Source("openai/gsm8k", GSM8K, (("main/test-*.parquet",), ("test.jsonl",), ("test-*.parquet",)),
-                    ("question", "answer"), GSM8K_URL),
-        tuning=Source("openai/gsm8k", GSM8K, (("main/train-*.parquet",), ("train.jsonl",), ("train-*.parquet",)),
-                      ("question", "answer"), GSM8K_URL),
+        rows=Source(
+            "openai/gsm8k",
+            GSM8K,
+            (("main/test-*.parquet",), ("test.jsonl",), ("test-*.parquet",)),
+            ("question", "answer"),
+            GSM8K_URL,
+        ),
+        tuning=Source(
+            "openai/gsm8k",
+            GSM8K,
+            (("main/train-*.parquet",), ("train.jsonl",), ("train-*.parquet",)),
+            ("question", "answer"),
+            GSM8K_URL,
+        ),
         prompt=gsm8k_prompt,
         grade=grade_gsm8k,
         modes={"flexible-extract": flexible_extract, "strict-match": strict_match},
@@ -264,10 +276,21 @@ TASKS = (
     ),
     Task(
         name="math500",
-        rows=Source("HuggingFaceH4/MATH-500", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", (("test.jsonl",),),
-                    ("problem", "answer"), adapt=math_row),
-        tuning=Source("", "", (("train.jsonl",), ("MATH_test_5000.jsonl",), ("MATH_*.jsonl",)), ("problem", "answer"),
-                      "the MATH data set", adapt=math_row),
+        rows=Source(
+            "HuggingFaceH4/MATH-500",
+            "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+            (("test.jsonl",),),
+            ("problem", "answer"),
+            adapt=math_row,
+        ),
+        tuning=Source(
+            "",
+            "",
+            (("train.jsonl",), ("MATH_test_5000.jsonl",), ("MATH_*.jsonl",)),
+            ("problem", "answer"),
+            "the MATH data set",
+            adapt=math_row,
+        ),
         prompt=math_prompt,
         grade=grade_math,
         length=256,

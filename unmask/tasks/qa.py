@@ -67,7 +67,7 @@ LETTERS = "ABCDEFGHIJKLMNOP"
 
 
 def mmlu_pro_prompt(row: Row, shots: Sequence[Row] = ()) -> str:
-    """Each shot is followed by an empty line, as in lm-eval; "N/A" options, which only pad a row to ten, are dropped."""
+    """Each shot is followed by an empty line, as in lm-eval; "N/A" options, which only pad a row, are dropped."""
     examples = "\n".join(mmlu_pro_question(shot) + " " + reasoning(shot) + "\n" for shot in shots)
     header = (
         f"The following are multiple choice questions (with answers) about {row['category']}.\n"
@@ -150,7 +150,7 @@ def last_match(pattern: str, text: str) -> re.Match[str] | None:
 def lm_eval_first(text: str, row: Row) -> Grade:
     """lm-eval's mmlu_pro: the first `answer is (X)` and nothing else."""
     match = re.search(r"answer is \(?([ABCDEFGHIJ])\)?", text)
-    return Grade(bool(match) and match[1] == row["answer"], match and match[1], "answer-is" if match else "none")
+    return Grade(match[1] == row["answer"], match[1], "answer-is") if match else Grade(False, None, "none")
 
 
 MMLU_PRO = "527feea0afed1de15a8c115abf7be4c912123315"
@@ -158,10 +158,18 @@ STRATEGYQA = "705562638fe1d8ca6bb98c66fc8f94d45fda8c83"
 TASKS = (
     Task(
         name="strategyqa",
-        rows=Source("ChilleD/StrategyQA", STRATEGYQA, (("test.json",), ("test.jsonl",), ("**/test-*.parquet",)),
-                    ("question", "answer")),
-        tuning=Source("ChilleD/StrategyQA", STRATEGYQA, (("train.json",), ("train.jsonl",), ("**/train-*.parquet",)),
-                      ("question", "answer")),
+        rows=Source(
+            "ChilleD/StrategyQA",
+            STRATEGYQA,
+            (("test.json",), ("test.jsonl",), ("**/test-*.parquet",)),
+            ("question", "answer"),
+        ),
+        tuning=Source(
+            "ChilleD/StrategyQA",
+            STRATEGYQA,
+            (("train.json",), ("train.jsonl",), ("**/train-*.parquet",)),
+            ("question", "answer"),
+        ),
         prompt=strategyqa_prompt,
         grade=grade_strategyqa,
         kappa=12.0,
@@ -170,11 +178,18 @@ TASKS = (
     ),
     Task(
         name="mmlu_pro",
-        rows=Source("TIGER-Lab/MMLU-Pro", MMLU_PRO, (("data/test-*.parquet",), ("test.jsonl",), ("test-*.parquet",)),
-                    ("question", "options", "answer", "category")),
-        shots=Source("TIGER-Lab/MMLU-Pro", MMLU_PRO,
-                     (("data/validation-*.parquet",), ("validation.jsonl",), ("validation-*.parquet",)),
-                     ("question", "options", "answer", "category", "cot_content")),
+        rows=Source(
+            "TIGER-Lab/MMLU-Pro",
+            MMLU_PRO,
+            (("data/test-*.parquet",), ("test.jsonl",), ("test-*.parquet",)),
+            ("question", "options", "answer", "category"),
+        ),
+        shots=Source(
+            "TIGER-Lab/MMLU-Pro",
+            MMLU_PRO,
+            (("data/validation-*.parquet",), ("validation.jsonl",), ("validation-*.parquet",)),
+            ("question", "options", "answer", "category", "cot_content"),
+        ),
         pick_shots=same_category,
         prompt=mmlu_pro_prompt,
         grade=grade_mmlu_pro,

@@ -23,11 +23,15 @@ HINTS = {  # the paper's {answer_type_hint} is not published: MathVista's own wo
 
 def mathvista_prompt(row: Row, shots: Sequence[Row] = ()) -> str:
     if row["question_type"] == "multi_choice":
-        choices = "\n".join(["Choices:", *(f"({letter}) {c}" for letter, c in zip(LETTERS, row["choices"], strict=False))])
+        choices = "\n".join(
+            ["Choices:", *(f"({letter}) {c}" for letter, c in zip(LETTERS, row["choices"], strict=False))]
+        )
         hint = "First perform reasoning, then provide the correct option letter, e.g., A, B, C, or D, at the end"
         return f"<image>\n{row['question']}\n\n{choices}\n\nHint: {hint} in the format: The answer is <final answer>."
     kind = row["answer_type"]
-    wanted = HINTS.get(f"{kind} {int(row['precision'])}" if kind == "float" and row.get("precision") else kind, HINTS["text"])
+    wanted = HINTS.get(
+        f"{kind} {int(row['precision'])}" if kind == "float" and row.get("precision") else kind, HINTS["text"]
+    )
     hint = f"First perform reasoning, then provide the final {wanted} at the end"
     return f"<image>\n{row['question']}\n\nHint: {hint} in the format: The answer is <final answer>."
 
@@ -95,7 +99,11 @@ def stated_choice(tail: str, choices: Sequence[str], whole: bool = False) -> str
         return letter
     if exact:
         return exact[0]
-    opening = [choice for choice in choices if not whole and mentions(" ".join(first.split()[: len(choice.split()) + 2]), choice)]
+    opening = [
+        choice
+        for choice in choices
+        if not whole and mentions(" ".join(first.split()[: len(choice.split()) + 2]), choice)
+    ]
     return max(opening, key=len) if opening else ""
 
 
@@ -108,7 +116,10 @@ def simple(text: str) -> str:
 
 
 def mentions(text: str, choice: str) -> bool:
-    return bool(simple(choice)) and re.search(rf"(?<![\w.:]){re.escape(simple(choice))}(?!\w|[.:]\d)", text.casefold()) is not None
+    return (
+        bool(simple(choice))
+        and re.search(rf"(?<![\w.:]){re.escape(simple(choice))}(?!\w|[.:]\d)", text.casefold()) is not None
+    )
 
 
 def mathvista_equal(found: str, row: Row) -> bool:
@@ -175,7 +186,9 @@ def chartqa_prompt(row: Row, shots: Sequence[Row] = ()) -> str:
     )
 
 
-ABBREVIATED = re.compile(r"\b(?:[A-Za-z]|St|Dr|Mr|Mrs|Ms|Jr|Sr|vs|No|Inc|Ltd|Co|Corp|Gov|Sen|Rep|Gen|Mt|Ft|Rev|etc|approx)$")
+ABBREVIATED = re.compile(
+    r"\b(?:[A-Za-z]|St|Dr|Mr|Mrs|Ms|Jr|Sr|vs|No|Inc|Ltd|Co|Corp|Gov|Sen|Rep|Gen|Mt|Ft|Rev|etc|approx)$"
+)
 
 
 def find_chartqa(text: str) -> tuple[str | None, str]:
@@ -235,7 +248,9 @@ def items(text: str) -> set[str]:
 
 def as_number(text: str, units: bool) -> float | None:
     tail = r"\s*(?:[A-Za-z°€£][\w%°€£ .'/-]*)?" if units else ""
-    match = re.fullmatch(rf"\W*?(-?)\$?\s*((?:\d{{1,3}}(?:,\d{{3}})+|\d+)?(?:\.\d+)?)\s*%?{tail}", text.strip().strip("$€£~≈ "))
+    match = re.fullmatch(
+        rf"\W*?(-?)\$?\s*((?:\d{{1,3}}(?:,\d{{3}})+|\d+)?(?:\.\d+)?)\s*%?{tail}", text.strip().strip("$€£~≈ ")
+    )
     return float(match[1] + match[2].replace(",", "")) if match and match[2] else None
 
 
@@ -272,9 +287,14 @@ CHARTQA_URL = "https://github.com/vis-nlp/ChartQA"
 TASKS = (
     Task(
         name="mathvista",
-        rows=Source("AI4Math/MathVista", MATHVISTA, (("data/testmini-*.parquet",), ("testmini.json",), ("testmini-*.parquet",)),
-                    ("question", "question_type", "answer_type", "answer"), "https://github.com/lupantech/MathVista",
-                    adapt=mathvista_row),
+        rows=Source(
+            "AI4Math/MathVista",
+            MATHVISTA,
+            (("data/testmini-*.parquet",), ("testmini.json",), ("testmini-*.parquet",)),
+            ("question", "question_type", "answer_type", "answer"),
+            "https://github.com/lupantech/MathVista",
+            adapt=mathvista_row,
+        ),
         prompt=mathvista_prompt,
         grade=grade_mathvista,
         modes={"strict": grade_mathvista, "official": official},
@@ -284,12 +304,22 @@ TASKS = (
     ),
     Task(
         name="chartqa",
-        rows=Source("HuggingFaceM4/ChartQA", CHARTQA,
-                    (("data/test-*.parquet",), ("test_human.json", "test_augmented.json"), ("test-*.parquet",)),
-                    ("query", "label"), CHARTQA_URL, adapt=chartqa_row),
-        tuning=Source("HuggingFaceM4/ChartQA", CHARTQA,
-                      (("data/val-*.parquet",), ("val_human.json", "val_augmented.json"), ("val-*.parquet",)),
-                      ("query", "label"), CHARTQA_URL, adapt=chartqa_row),
+        rows=Source(
+            "HuggingFaceM4/ChartQA",
+            CHARTQA,
+            (("data/test-*.parquet",), ("test_human.json", "test_augmented.json"), ("test-*.parquet",)),
+            ("query", "label"),
+            CHARTQA_URL,
+            adapt=chartqa_row,
+        ),
+        tuning=Source(
+            "HuggingFaceM4/ChartQA",
+            CHARTQA,
+            (("data/val-*.parquet",), ("val_human.json", "val_augmented.json"), ("val-*.parquet",)),
+            ("query", "label"),
+            CHARTQA_URL,
+            adapt=chartqa_row,
+        ),
         prompt=chartqa_prompt,
         grade=grade_chartqa,
         modes={"lavida": lavida},
