@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import indent
@@ -66,6 +67,9 @@ DECODING = together(
     option("--system", help="a system prompt"),
     option("--raw", action="store_true", help="no chat template"),
 )  # fmt: skip
+
+
+LIVE = option("--live", action="store_true", help="show the tokens as they are filled in (one prompt, in a terminal)")
 
 
 def load(args: argparse.Namespace) -> Any:
@@ -142,6 +146,13 @@ def progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
     yield from track(items, description=what, total=total, console=Console(stderr=True), transient=True)
 
 
+def watched(args: argparse.Namespace, prompts: int) -> bool:
+    """Is the decode to be shown as it goes?"""
+    if args.live and (prompts > 1 or args.json or getattr(args, "stream", False)):
+        raise UserError("--live shows one prompt being decoded, without --json, --stream or --samples")
+    return args.live
+
+
 @command(
     "generate", "decode prompts with one method",
     """
@@ -160,11 +171,13 @@ def progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
     option("--stop", action="append", default=[], metavar="TEXT", help="cut the text before this string (repeatable)"),
     option("--ban", type=int, action="append", default=[], metavar="ID", help="a token id never to write (repeatable)"),
     option("--stream", action="store_true", help="print the text as its beginning settles (one prompt)"),
+    LIVE,
     option("--json", action="store_true", help="a record a line: text, tokens, order, forwards, tie rate, EOT ratio"),
     MODEL,
 )  # fmt: skip
 def generate(args: argparse.Namespace) -> None:
     from unmask.generation import generations
+    from unmask.live import Screen
     from unmask.watchers import Stream
 
     asked = rows(args.prompt, args.prompts)
@@ -174,10 +187,15 @@ def generate(args: argparse.Namespace) -> None:
     images = pictures(args, asked)
     model = load(args)
     stream = Stream(model, sys.stdout) if args.stream and len(asked) == args.samples == 1 and not args.json else None
+    screen = Screen([args.method], model) if watched(args, len(asked) * args.samples) else None
     made = generations(
         model, [row.get("messages") or row["prompt"] for row in asked], method, **decoding(args), infill=args.infill,
-        samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else [], images=images,
+        samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else screen.columns if screen else [],
+        images=images,
     )  # fmt: skip
+    if screen:
+        with screen:
+            made = iter(list(made))
     for i, generation in enumerate(progress(made, len(asked) * args.samples, "decoding")):
         if args.json:
             record = {**asked[i // args.samples], "method": args.method, **asdict(generation)}
@@ -197,12 +215,14 @@ def generate(args: argparse.Namespace) -> None:
     option("--prompts", metavar="FILE", help="a file with the prompt"),
     option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
     DECODING,
+    LIVE,
     option("--json", action="store_true", help="a record a method"),
     MODEL,
 )  # fmt: skip
 def compare(args: argparse.Namespace) -> None:
     from unmask import settings
     from unmask.generation import generate
+    from unmask.live import Screen
     from unmask.methods import method
 
     (row, *more) = rows(args.prompt, args.prompts)
@@ -214,13 +234,108 @@ def compare(args: argparse.Namespace) -> None:
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
         raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
     model = load(args)
-    for name, (strategy, _) in found.items():
-        generation = generate(model, [row.get("messages") or row["prompt"]], strategy, images=pictures(args, [row]), **decoding(args))[0]
+    made: dict[str, Any] = {}
+    with Screen(list(found), model) if watched(args, 1) else nullcontext() as screen:
+        for i, (name, (strategy, _)) in enumerate(found.items()):
+            made[name] = generate(
+                model, [row.get("messages") or row["prompt"]], strategy, images=pictures(args, [row]),
+                watch=[screen.columns[i]] if screen else [], **decoding(args),
+            )[0]  # fmt: skip
+            if screen:
+                screen.columns[i].finish(f"{made[name].forwards} forwards, EOT {made[name].eot_ratio:.2f}")
+    for name, generation in made.items():
         if args.json:
             print(json.dumps({**row, "method": name, **asdict(generation)}, ensure_ascii=False), flush=True)
         else:
             figures = f"{generation.forwards} forwards, EOT {generation.eot_ratio:.2f}, ties {generation.tie_rate:.2f}"
             print(f"{name}  ({figures})\n{indent(generation.text.strip() or '(empty)', '  ')}\n", flush=True)
+
+
+def questions(args: argparse.Namespace, model: Any) -> tuple[list[dict[str, Any]], Any]:
+    """The rows of a command that takes a prompt or a task: prompt, and for a task gold and grade; and the task."""
+    if not args.task:
+        return rows(args.prompt, args.prompts), None
+    if args.prompt or args.prompts:
+        raise UserError("give a prompt or --task, not both")
+    from unmask.tasks import find
+
+    task = find(args.task)
+    data = task.rows.load(task.name, args.data)
+    shots = task.shots.load(task.name, args.data, beside=True).rows if task.shots else ()
+    try:
+        numbers = [int(n) for n in args.rows.split(",")]
+        found = [data.rows[n] for n in numbers]
+    except (ValueError, IndexError):
+        raise UserError(f"--rows takes row numbers from 0 to {len(data.rows) - 1}, as in 0,5; not {args.rows!r}") from None
+    args.raw = args.raw or not task.chat or not model.chats
+    args.length = args.length or task.length
+    return [{"prompt": task.render(row, shots), "row": row, "gold": str(row.get(task.gold))} for row in found], task
+
+
+def traced(args: argparse.Namespace, model: Any, names: list[str]) -> list[Any]:
+    """Runs of the methods on the prompts a command line asks for, graded where a task says how."""
+    from unmask import evaluate, settings
+    from unmask.methods import method
+    from unmask.trace import record
+
+    asked, task = questions(args, model)
+    wanted = settings.parse(args.settings)
+    fitted = {name: evaluate.adapted(task, method(name), {})[0] if task else method(name) for name in names}
+    found = {name: settings.applied(strategy, wanted) for name, strategy in fitted.items()}
+    if unused := set(wanted) - {key for _, used in found.values() for key in used}:
+        raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
+    runs = []
+    for name, (strategy, _) in found.items():
+        made = record(
+            model, [row.get("messages") or row["prompt"] for row in asked], name, strategy,
+            images=pictures(args, asked), **decoding(args),
+        )  # fmt: skip
+        for row, run in zip(asked, made, strict=True):
+            correct = bool(task.grade(task.cut(run.text), row["row"]).correct) if task and not task.executes else None
+            runs.append(replace(run, gold=row.get("gold"), correct=correct))
+    return runs
+
+
+ASKED = together(
+    option("--prompts", metavar="FILE", help="a file with one prompt, or JSONL with one a line"),
+    option("--task", help="take the prompt from a benchmark (cups, gsm8k, ...) and grade the answers"),
+    option("--rows", default="0", metavar="N,N", help="which rows of the task (default: 0)"),
+    option("--data", metavar="PATH", help="the benchmark's file or folder (default: the Hugging Face Hub)"),
+)
+
+
+@command(
+    "trace", "record how methods decode a prompt: a page to replay it in a browser, or a file to keep",
+    """
+  unmask trace "Tom has 3 apples ..." -o replay.html
+  unmask trace --task cups --rows 0,3 --methods top-probability,suffix-anchor,sacm -o replay.html
+  unmask trace "..." --methods sacm -o run.json.gz     keep it (docs/traces.md), and
+  unmask trace run.json.gz -o replay.html              show it later""",
+    option("prompt", nargs="?", help='the prompt ("-": standard input), or a trace file made before'),
+    ASKED,
+    option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
+    option("-o", "--out", action="append", default=[], metavar="FILE",
+           help="a page (.html) or a trace file (.json.gz, .json); repeatable (default: replay.html)"),
+    DECODING,
+    MODEL,
+)  # fmt: skip
+def trace(args: argparse.Namespace) -> None:
+    outs = args.out or ["replay.html"]
+    for out in outs:
+        if not out.endswith((".html", ".json", ".json.gz")):
+            raise UserError(f"{out}: a page ends in .html, a trace file in .json.gz or .json")
+        if not Path(out).absolute().parent.is_dir():  # said before anything is decoded
+            raise UserError(f"{out} cannot be written: there is no folder {Path(out).parent}")
+    from unmask import replay
+    from unmask import trace as tracing
+
+    if args.prompt and args.prompt.endswith((".json.gz", ".json")):
+        runs = tracing.load(args.prompt)
+    else:
+        runs = traced(args, load(args), [name.strip() for name in args.methods.split(",") if name.strip()])
+    for out in outs:
+        (replay.write if out.endswith(".html") else tracing.save)(out, runs)
+        print(out)
 
 
 @command(
@@ -391,9 +506,12 @@ def evaluate(args: argparse.Namespace) -> None:
         raise UserError(f"grading {task.name} runs the code the model writes; allow it with --allow-code")
     skip = args.bad_rows == "skip"
     data = task.tuning_rows(args.data, skip) if args.split == "tuning" else task.rows.load(task.name, args.data, skip)
+    data = evaluation.illustrated(task, data, skip, args.limit)
     shots = task.shots.load(task.name, args.data, skip, beside=True) if task.shots else None
-    for problem in data.skipped:
+    for problem in data.skipped[:20]:
         print(f"unmask: skipped {problem}", file=sys.stderr)
+    if len(data.skipped) > 20:
+        print(f"unmask: skipped {len(data.skipped) - 20} rows more", file=sys.stderr)
     model = load(args)
     options = evaluation.Options(
         length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, seeds=args.seeds, temperature=args.temperature,
@@ -403,7 +521,7 @@ def evaluate(args: argparse.Namespace) -> None:
     out = args.out or f"runs/{Path(args.model).name}-{task.name}"
     with Progress(sys.stderr) as bar:
         methods = {name: strategy for name, (strategy, _) in found.items()}
-        summary = evaluation.evaluate(model, task, methods, evaluation.limited(data, args.limit), shots, options, out, bar)
+        summary = evaluation.evaluate(model, task, methods, data, shots, options, out, bar)
     print(json.dumps(summary, ensure_ascii=False) if args.json else table_of_summary(summary))
 
 

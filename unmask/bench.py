@@ -1,0 +1,231 @@
+"""Speed and memory of decoding, as ratios within one run: repeated and interleaved, so that a machine's noise cancels.
+
+The model is LLaDA-shaped with random weights and LLaDA's vocabulary. B rows, P prompt tokens, L response tokens, T steps.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.algorithm import Strategy, decode
+from unmask.canvas import Canvas, Vocab
+from unmask.methods import METHODS
+from unmask.models.denoisers import Plain
+from unmask.models.llada import LLaDAConfig, LLaDAModelLM
+from unmask.reading import run
+from unmask.trace import Trace
+
+VOCABULARY, MASK = 126464, 126336
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One block is built and run `layers` times: the arithmetic of a deep model in the memory of a shallow one."""
+
+    name: str
+    d: int
+    layers: int
+    heads: int
+    rows: int
+    prompt: int
+    length: int
+    steps: int
+
+    @property
+    def head_share(self) -> float:
+        """The LM head's share of a forward's multiplications."""
+        body = self.layers * (4 * self.d**2 + 3 * self.d * 3 * self.d)
+        return self.d * VOCABULARY / (self.d * VOCABULARY + body)
+
+
+SHAPES = (
+    Shape("small", d=64, layers=2, heads=4, rows=2, prompt=16, length=64, steps=16),  # the head dominates
+    Shape("proportioned", d=512, layers=256, heads=8, rows=1, prompt=8, length=24, steps=4),  # as in the 8B
+)
+
+
+def build(shape: Shape, device: str = "cpu") -> Any:
+    torch.manual_seed(0)
+    config = LLaDAConfig(
+        d_model=shape.d, n_heads=shape.heads, n_layers=1, mlp_hidden_size=3 * shape.d, vocab_size=VOCABULARY,
+        mask_token_id=MASK, eos_token_id=126081, pad_token_id=126081,
+    )  # fmt: skip
+    model = LLaDAModelLM(config).to(device).eval().requires_grad_(False)
+    block = model.body.blocks[0]
+    model.body.blocks = torch.nn.ModuleList([block] * shape.layers)
+    return model
+
+
+def blank(shape: Shape, device: str = "cpu", rows: int | None = None) -> Canvas:
+    torch.manual_seed(1)
+    prompts = torch.randint(0, 126000, (rows or shape.rows, shape.prompt)).tolist()
+    return Canvas.blank(prompts, shape.length, Vocab(MASK, (126081,)), device)
+
+
+def anchored(canvas: Canvas, at: int = -8) -> Canvas:
+    return canvas.pin([11, 12, 13], at, anchor=True)
+
+
+@torch.inference_mode()
+def ours(model: Any, canvas: Canvas, strategy: Strategy, steps: int, watch: Any = ()) -> Tensor:
+    return run(decode(canvas, strategy, steps, watch=watch), Plain(model)).canvas.ids
+
+
+@torch.inference_mode()
+def bare(model: Any, canvas: Canvas, steps: int) -> None:
+    """Full forwards with full logits, and nothing else."""
+    for _ in range(steps):
+        model(canvas.ids)
+
+
+@torch.inference_mode()
+def reference(model: Any, canvas: Canvas, steps: int) -> Tensor:
+    """A plain loop as published: logits and softmax over every position and all of V, top-k row by row."""
+    x, p0 = canvas.ids.clone(), canvas.start
+    for step in range(steps):
+        logits = model(x).logits
+        probability = torch.softmax(logits, dim=-1)
+        x0 = logits.argmax(-1)
+        confidence = probability.gather(-1, x0[..., None]).squeeze(-1)
+        masked = x == MASK
+        x0, confidence = torch.where(masked, x0, x), torch.where(masked, confidence, -torch.inf)
+        for row in range(len(x)):
+            k = -(-int(masked[row, p0:].sum()) // (steps - step))
+            chosen = confidence[row].topk(k).indices
+            x[row, chosen] = x0[row, chosen]
+    return x
+
+
+def timed(work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def measure(shape: Shape, repeats: int, device: str = "cpu") -> dict[str, Any]:
+    """The ratios of one shape: each the median over rounds, a round timing every variant once, in turn."""
+    model, canvas = build(shape, device), blank(shape, device)
+    pinned, steps = anchored(canvas), shape.steps
+    plain = METHODS["top-probability"]
+    sacm = METHODS["sacm"]
+    variants: dict[str, Callable[[], Any]] = {
+        "top_probability": lambda: ours(model, canvas, plain, steps),
+        "anchored": lambda: ours(model, pinned, plain, steps),
+        "sacm": lambda: ours(model, pinned, sacm, steps),
+        "trace": lambda: ours(model, canvas, plain, steps, [Trace()]),
+        "forwards": lambda: bare(model, canvas, steps),
+        "reference": lambda: reference(model, canvas, steps),
+    }
+    equal = torch.equal(ours(model, canvas, plain, steps), reference(model, canvas, steps))  # also warms both up
+    rounds = []
+    for turn in range(repeats):
+        names = list(variants)[turn % len(variants) :] + list(variants)[: turn % len(variants)]
+        rounds.append({name: timed(variants[name]) for name in names})
+
+    def ratio(above: str, below: str) -> float:
+        return statistics.median(r[above] / r[below] for r in rounds)
+
+    return {
+        "shape": asdict(shape),
+        "head_share_of_flops": shape.head_share,
+        "tokens_equal_reference": equal,
+        "sacm_over_top_probability": ratio("sacm", "anchored"),
+        "decode_over_forwards": ratio("top_probability", "forwards"),
+        "reference_over_ours": ratio("reference", "top_probability"),
+        "trace_over_plain": ratio("trace", "top_probability"),
+        "seconds": {name: statistics.median(r[name] for r in rounds) for name in variants},
+    }
+
+
+def memory(shape: Shape, rows: int = 8, length: int = 128, steps: int = 2) -> float | None:
+    """Peak memory above the weights, ours over the reference's, B = 8; each in a process of its own."""
+    import subprocess
+    import sys
+
+    def peak(which: str) -> float | None:
+        code = f"from unmask.bench import *; print(peak_of({which!r}, {shape!r}, {rows}, {length}, {steps}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        return float(done.stdout) if done.returncode == 0 and done.stdout.strip() not in ("", "None") else None
+
+    mine, theirs = peak("ours"), peak("reference")
+    return mine / theirs if mine is not None and theirs else None
+
+
+def peak_of(which: str, shape: Shape, rows: int, length: int, steps: int) -> float | None:
+    """Bytes at the peak of a decode above what was held before it; None where the system cannot tell."""
+    from dataclasses import replace
+
+    shape = replace(shape, length=length, layers=2)
+    cuda = torch.cuda.is_available()
+    model = build(shape, "cuda" if cuda else "cpu")
+    canvas = blank(shape, "cuda" if cuda else "cpu", rows)
+    with torch.inference_mode():
+        model.head(model.hidden(canvas.ids[:1, :2]))  # libraries allocate on first use
+    if not cuda and (before := _high_water(reset=True)) is None:
+        return None
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    ours(model, canvas, METHODS["top-probability"], steps) if which == "ours" else reference(model, canvas, steps)
+    return (torch.cuda.max_memory_allocated() if cuda else _high_water(reset=False)) - before
+
+
+def _high_water(reset: bool) -> int | Any:
+    """Linux: the process's peak resident memory in bytes, counted anew from a reset on."""
+    try:
+        if reset:
+            with open("/proc/self/clear_refs", "w") as f:
+                f.write("5")
+        with open("/proc/self/status") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM"))
+    except OSError:
+        return None
+
+
+def bench(repeats: int = 5, device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """One record a shape, as it is done."""
+    for shape in SHAPES:
+        yield {**measure(shape, repeats, device), "memory_over_reference": memory(shape)}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }  # fmt: skip
+
+
+# What each ratio is, and what it should be: at most or at least.
+AIMS = {
+    "sacm_over_top_probability": ("SACM / top probability, both with the anchor", "<=", {"small": 1.01, "proportioned": 1.01}),
+    "decode_over_forwards": ("decode / T bare forwards with full logits", "<=", {"proportioned": 1.0}),
+    "reference_over_ours": ("a plain published-style loop / ours", ">=", {"small": 1.5, "proportioned": 1.0}),
+    "memory_over_reference": ("peak memory above the weights, ours / the plain loop, B = 8", "<=", {"small": 0.25, "proportioned": 0.25}),
+    "trace_over_plain": ("decode with a Trace / without", "<=", {"proportioned": 1.03}),
+}  # fmt: skip
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Markdown: a row a ratio, a column a shape, with the aim beside it."""
+    names = [r["shape"]["name"] for r in records]
+    heads = [f"{r['shape']['name']} (head {r['head_share_of_flops']:.0%} of FLOPs)" for r in records]
+    lines = ["| ratio | " + " | ".join(heads) + " |", "|---|" + "---|" * len(records)]
+    for key, (what, sign, aims) in AIMS.items():
+        cells = []
+        for name, record in zip(names, records, strict=True):
+            value = record[key]
+            aim = f" (aim {sign} {aims[name]:g})" if name in aims else ""
+            cells.append("not measured here" if value is None else f"{value:.3f}{aim}")
+        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+    equal = ["yes" if r["tokens_equal_reference"] else "NO" for r in records]
+    return "\n".join([*lines, "| tokens equal to the plain loop's | " + " | ".join(equal) + " |"])
