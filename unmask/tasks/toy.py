@@ -17,6 +17,7 @@ from random import Random
 NAMES = ("Ann", "Bob", "Eve", "Kim", "Sam", "Tom")
 ORDINALS = ("First", "Second", "Third", "Fourth", "Fifth")
 HARD = (4, 5)  # operations of a validation or test question
+SHORTEST = 84  # response tokens that hold every reasoning, before an anchor 20 slots from the end
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ STEPS = {
 }
 FILLERS = {
     "Nothing more happens.": 16, "That is all there was.": 12, "Every step was used once.": 10, "No step is left over.": 10, "Done.": 6,
-    "All is well.": 8, "We are sure of it.": 9, "Good.": 5, "It is settled now.": 8, "There is nothing else left to do.": 9, "So we know.": 8,
+    "All is well.": 8, "We are sure of it.": 9, "Good.": 5, "It is settled now.": 8, "There is nothing else left to do.": 9, "We know.": 8,
 }  # fmt: skip
 ANSWERS = {"The answer is {answer}.": 14, "Therefore, the answer is {answer}.": 2, "The answer is: {answer}.": 2, "Answer: {answer}.": 2}
 DIRECT = {1: 0.6, 2: 0.5, 3: 0.2, 4: 0.12, 5: 0.12}  # operations -> share of answers given without reasoning
@@ -165,7 +166,8 @@ def reasoning(question: Question, intro: str = "", step: str = next(iter(STEPS))
     """The chain of thought, to the sentence that says where it ends."""
     parts, before = [intro] if intro else [], question.start
     for k, (operation, after) in enumerate(zip(question.operations, question.path, strict=True)):
-        parts.append(step.format(ordinal=ORDINALS[k], k=k + 1, before=before, operation=operation, after=after))
+        if step:
+            parts.append(step.format(ordinal=ORDINALS[k], k=k + 1, before=before, operation=operation, after=after))
         before = after
     parts.append(f"It ends at {before}, so {question.answer}." if question.asked else f"It ends at {before}.")
     return " ".join(parts)
@@ -176,10 +178,10 @@ def respond(question: Question, rng: Random, room: int) -> str:
     answer = str(_pick(rng, ANSWERS)).format(answer=question.answer)
     if rng.random() < DIRECT[len(question.operations)]:
         return answer
-    text = reasoning(question, str(_pick(rng, INTROS)), str(_pick(rng, STEPS)))
-    spare = room - len(words(text)) - len(words(answer))
-    if spare < 0:
-        return f"{reasoning(question)} The answer is {question.answer}."
+    spare = -1
+    while spare < 0:
+        text = reasoning(question, str(_pick(rng, INTROS)), str(_pick(rng, STEPS)))
+        spare = room - len(words(text)) - len(words(answer))
     gap = 0 if rng.random() < 0.4 else rng.randint(0, spare)  # answers may stand at any place before the end
     while gap >= 2:
         filler = str(_pick(rng, FILLERS))
@@ -188,18 +190,31 @@ def respond(question: Question, rng: Random, room: int) -> str:
     return f"{text} {answer}"
 
 
+def _entry(question: Question, rng: Random) -> str:
+    """One table entry: a step alone, or the answer alone (for yes and no, with the state it is about)."""
+    step = str(_pick(rng, STEPS)).format(
+        ordinal=ORDINALS[0], k=1, before=question.start, operation=question.operations[0], after=question.path[0]
+    )
+    end = reasoning(question, step="") + " " if question.asked else ""
+    return rng.choice((step, f"{end}The answer is {question.answer}."))
+
+
 def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: int, length: int) -> tuple[list[tuple[str, str]], int]:
     """The (prompt, response) pairs of one training step and their response length.
 
-    Beside the real thing there are short batches of one-operation questions answered directly: they alone show a table
-    entry with no copy of the result to read off. `done` is the share of training that is behind.
+    Some batches are one-operation questions answered at once: they alone show a table entry with no copy of the result
+    to read off. The others begin with chains of one and two operations on a short canvas, go on to three, and from 30 %
+    of the training on (`done`) are mostly chains as they are tested.
     """
     rng = Random(f"{seed}/{step}")
-    if step % (2 if done < 0.6 else 4) == 0:
-        asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(5 * batch)]
-        return [(q.prompt, f"The answer is {q.answer}.") for q in asked], 8
-    asked = [ask(WORLDS[rng.choice(worlds)], rng, int(_pick(rng, OPERATIONS))) for _ in range(batch)]  # type: ignore[call-overload]
-    return [(q.prompt, respond(q, rng, length)) for q in asked], length
+    if step % 4 == 0:
+        asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(3 * batch)]
+        return [(q.prompt, _entry(q, rng)) for q in asked], 16
+    short = done < 0.25 or rng.random() < 0.3
+    operations = {k: weight for k, weight in OPERATIONS.items() if (k <= 3) == short or rng.random() < 0.1}
+    room = length * 7 // 12 if max(operations) <= 3 else length
+    asked = [ask(WORLDS[rng.choice(worlds)], rng, int(_pick(rng, operations))) for _ in range(batch)]  # type: ignore[call-overload]
+    return [(q.prompt, respond(q, rng, room)) for q in asked], room
 
 
 def answer_of(text: str) -> str | None:

@@ -1,0 +1,243 @@
+"""What the toy suite says of a model: the gates on the model alone, and the paper's table and predictions by decoding.
+
+B rows, L response slots.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.algorithm import Strategy, SuffixAnchor
+from unmask.errors import UserError
+from unmask.methods import METHODS
+from unmask.statistics import wilson
+from unmask.tasks import toy
+
+PROBES = ("first", "later", "chain", "anchored", "direct", "glance")
+
+
+def probe(module: Any, tokenizer: Any, worlds: Sequence[str], split: str, count: int, length: int, kinds: Iterable[str] = PROBES) -> dict[str, dict[str, float]]:
+    """How often one slot is right when the model sees nothing to the right of what it is asked.
+
+    first, later: the first and the last result of the chain, with the true text before it. chain: the answer after the
+    true chain. anchored: the same, with the answer 20 slots before the end and masks between. direct: the answer alone at
+    the start of the response. glance: as anchored, but with no chain at all.
+    """
+    mask, found = module.config.mask_token_id, {}
+    for world in worlds:
+        asked = toy.questions(world, split, count)
+        prompts = [tokenizer.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=True)["input_ids"] for q in asked]
+        found[world] = {kind: _right(module, tokenizer, prompts, [_partial(q, kind, length) for q in asked], length, mask) for kind in kinds}
+    return found
+
+
+def _partial(question: toy.Question, kind: str, length: int) -> tuple[dict[int, str], int, str]:
+    """Words by slot, the slot asked about, and what stands there in truth."""
+    answer, words = ["The", "answer", "is"], toy.words(toy.reasoning(question, "Let us see."))
+    end = length - 20
+    if kind == "direct":
+        return dict(enumerate(answer)), 3, question.answer
+    if kind == "glance":
+        return dict(enumerate(answer, end)), end + 3, question.answer
+    if kind == "chain":
+        return dict(enumerate(words + answer)), len(words) + 3, question.answer
+    if kind == "anchored":
+        return dict(enumerate(words)) | dict(enumerate(answer, end)), end + 3, question.answer
+    results = [i + 1 for i, word in enumerate(words) if word == ":"]
+    slot = results[0 if kind == "first" else -1]
+    return dict(enumerate(words[:slot])), slot, words[slot]
+
+
+@torch.no_grad()
+def _right(module: Any, tokenizer: Any, prompts: list[list[int]], partial: list[tuple[dict[int, str], int, str]], length: int, mask: int) -> float:
+    known, width = tokenizer.get_vocab(), max(map(len, prompts))
+    ids = torch.full((len(prompts), width + length), mask)
+    valid = torch.ones_like(ids, dtype=torch.bool)
+    for row, (prompt, (given, _, _)) in enumerate(zip(prompts, partial, strict=True)):
+        ids[row, : width - len(prompt)], valid[row, : width - len(prompt)] = tokenizer.pad_token_id, False
+        ids[row, width - len(prompt) : width] = torch.tensor(prompt)
+        for slot, word in given.items():
+            ids[row, width + slot] = known[word]
+    slots = torch.tensor([slot for _, slot, _ in partial])
+    truth = torch.tensor([known[word] for _, _, word in partial])
+    hits = 0
+    for rows in torch.arange(len(prompts)).split(100):
+        hidden = module.hidden(ids[rows], valid[rows])
+        hits += int((module.head(hidden[torch.arange(len(rows)), width + slots[rows]]).argmax(-1) == truth[rows]).sum())
+    return hits / len(prompts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method as it is decoded here: `share` of L is the number of steps where the method's own pace is not meant."""
+
+    strategy: Strategy
+    share: float | None = None
+    rainbow: bool = False  # on the rainbow-padded checkpoint
+
+
+TABLE = list(METHODS)[: list(METHODS).index("sacm") + 1]  # the main table's rows
+# In proportion to L = 256 of the paper, positions -20 .. -60 are -8 .. -23 here; -20 is the default.
+ANCHORS = ("Therefore, the answer is", "Answer:", ",", ".", "is")
+PLACES = (-8, -12, -16, -23)
+RUNS: dict[str, Run] = {
+    "left-to-right": Run(Strategy(block=1, pace=1, anchors=(SuffixAnchor("Let us see.", 0),))),  # a reasoned opening, given
+    **{name: Run(METHODS[name], rainbow=name == "rainbow-padding") for name in TABLE},
+    "sacm gamma=0": Run(METHODS["sacm"].with_(gamma=0)),
+    "sacm L/8": Run(METHODS["sacm"], 1 / 8),
+    **{f"semi-ar {block} L/8": Run(METHODS["semi-ar"].with_(block=block), 1 / 8) for block in (8, 16, 32, 64)},
+    **{f"sacm {text!r}": Run(METHODS["sacm"].with_(text=text)) for text in ANCHORS},
+    **{f"sacm {at}": Run(METHODS["sacm"].with_(at=at)) for at in PLACES},
+}
+
+
+def measure(model: Any, run: Run, world: str, split: str, count: int, batch: int = 50) -> dict[str, Any]:
+    """Decode questions: how many are right, agree with their own reasoning, and what was committed when."""
+    from unmask.generation import generations
+
+    asked, length = toy.questions(world, split, count), model.length
+    steps = round(run.share * length) if run.share else None
+    anchor = next((a for a in run.strategy.anchors if isinstance(a, SuffixAnchor)), None)
+    right, reasoned, agree, ends, forwards, before = 0, 0, 0, 0.0, 0, 0.0
+    made = generations(model, [q.prompt for q in asked], run.strategy, length=length, steps=steps, batch=batch)
+    for question, generation in zip(asked, made, strict=True):
+        right += toy.right(question, generation.text)
+        consistent = toy.agrees(question, generation.text)
+        reasoned, agree = reasoned + (consistent is not None), agree + bool(consistent)
+        ends, forwards = ends + generation.eot_ratio_all, forwards + generation.forwards
+        if anchor and anchor.at < 0:
+            slot = length + anchor.at
+            committed = generation.order[slot + len(model.tokens(anchor.text))]
+            before += sum(order < committed for order in generation.order[:slot]) / slot
+    return {
+        "right": right, "asked": count, "reasoned": reasoned, "agree": agree, "eot": ends / count, "forwards": forwards / count,
+        "before": before / count if anchor and anchor.at < 0 else None,
+    }  # fmt: skip
+
+
+def accept(
+    model: Any, rainbow: Any, out: Path, *, split: str = "test", count: int = 500, runs: Sequence[str] = tuple(RUNS),
+    worlds: Sequence[str] = tuple(toy.WORLDS), tell: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Every run on every world, a JSON line each as it is done; what `out` already holds of these weights is not done again."""
+    if unknown := [name for name in runs if name not in RUNS]:
+        raise UserError(f"there is no run {unknown[0]!r}; there are {', '.join(RUNS)}")
+    found = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+    same = {"split": split, "count": count}
+    for name in ("probes", *runs):
+        used = rainbow if name in RUNS and RUNS[name].rainbow else model
+        for world in worlds:
+            key = {"run": name, "world": world, **same, "weights": used.weights_hash[:16]}
+            if any(key.items() <= record.items() for record in found):
+                continue
+            if name == "probes":
+                figures = probe(used.module, used.tokenizer, [world], split, count, used.length)[world]
+            else:
+                figures = measure(used, RUNS[name], world, split, count)
+            found.append({**key, **figures})
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with out.open("a") as file:
+                file.write(json.dumps(found[-1]) + "\n")
+            tell(json.dumps(found[-1]))
+    keys = {model.weights_hash[:16], rainbow.weights_hash[:16]}
+    return [r for r in found if same.items() <= r.items() and r["weights"] in keys and r["world"] in worlds]
+
+
+def share(right: int, asked: int) -> str:
+    low, high = wilson(right, asked)
+    return f"{100 * right / asked:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The records of one acceptance, by run and world."""
+
+    records: list[dict[str, Any]]
+    worlds: tuple[str, ...] = tuple(toy.WORLDS)
+
+    def of(self, run: str) -> list[dict[str, Any]]:
+        found = [r for world in self.worlds for r in self.records if r["run"] == run and r["world"] == world]
+        return found if len(found) == len(self.worlds) else []
+
+    def mean(self, run: str, figure: str = "right") -> float | None:
+        found = self.of(run)
+        if not found or found[0].get(figure) is None:
+            return None
+        return sum(r[figure] / (r["asked"] if figure == "right" else 1) for r in found) / len(found)
+
+    def gates(self) -> list[tuple[str, str, bool | None]]:
+        """(what, figures, passed): they concern the model alone."""
+        rows: list[tuple[str, str, bool | None]] = []
+        for what, kind, limit in (("answer after the true chain >= 98", "chain", 0.98), ("the same, anchored", "anchored", 0.98)):
+            rows.append(self._gate(what, "probes", lambda r, kind=kind: r[kind], lambda x, world, limit=limit: x >= limit))
+        rows.append(self._gate("left to right, reasoning, >= 90", "left-to-right", lambda r: r["right"] / r["asked"], lambda x, world: x >= 0.9))
+        for kind in ("direct", "glance"):
+            rows.append(self._gate(f"{kind} answer at most 20 above chance", "probes", lambda r, kind=kind: r[kind],
+                                   lambda x, world: x <= toy.WORLDS[world].chance + 0.2))  # fmt: skip
+        rows.append(self._gate("top-probability's EOT ratio >= .6", "top-probability", lambda r: r["eot"], lambda x, world: x >= 0.6))
+        return rows
+
+    def _gate(self, what: str, run: str, figure: Callable[[dict[str, Any]], float], passes: Callable[[float, str], bool]) -> tuple[str, str, bool | None]:
+        found = self.of(run)
+        if not found:
+            return what, "not run", None
+        text = ", ".join(f"{r['world']} {100 * figure(r):.1f}" for r in found)
+        return what, text, all(passes(figure(r), r["world"]) for r in found)
+
+    def predictions(self) -> list[tuple[str, str, bool | None]]:
+        """The paper's, on the suite's average. A tie is a difference within the two intervals' reach."""
+        best = self.mean("sacm")
+        rows: list[tuple[str, str, bool | None]] = []
+
+        def say(what: str, runs: Sequence[str], holds: Callable[[list[float]], bool], figure: str = "right", against: str = "sacm") -> None:
+            values, ours = [self.mean(run, figure) for run in runs], self.mean(against, figure)
+            if ours is None or any(v is None for v in values):
+                rows.append((what, "not run", None))
+                return
+            known = [float(v) for v in values if v is not None]
+            text = ", ".join(f"{run} {100 * v:.1f}" for run, v in zip(runs, known, strict=True))
+            rows.append((what, f"{text}; {against} {100 * ours:.1f}", holds(known)))
+
+        def ours(run: str = "sacm", figure: str = "right") -> float:
+            return self.mean(run, figure) or 0.0
+
+        slack = 0.02  # half of a 95 % interval of 1,500 rows
+        say("top-probability and top-margin at least 30 points under SACM", ["top-probability", "top-margin"], lambda v: max(v) <= ours() - 0.3)
+        say("the anchor alone commits the answer earlier (share decoded before it)", ["suffix-anchor"],
+            lambda v: v[0] < ours(figure="before") - 0.1, "before")  # fmt: skip
+        say("the anchor alone at least 10 points under SACM", ["suffix-anchor"], lambda v: v[0] <= ours() - 0.1)
+        free = [name for name in TABLE if name not in ("sacm", "rainbow-padding")]
+        say("SACM beats or ties every training-free method at T = L/2", free, lambda v: max(v) <= ours() + slack)
+        say("SACM beats every semi-AR block size at T = L/8", [f"semi-ar {b} L/8" for b in (8, 16, 32, 64)],
+            lambda v: max(v) < ours("sacm L/8"), against="sacm L/8")  # fmt: skip
+        say("any anchor works (within 10 points)", [f"sacm {text!r}" for text in ANCHORS], lambda v: min(v) >= ours() - 0.1)
+        say("any place works (within 10 points)", [f"sacm {at}" for at in PLACES], lambda v: min(v) >= ours() - 0.1)
+        say("progress dependence helps", ["sacm gamma=0"], lambda v: v[0] < ours())
+        assert best is None or best >= 0
+        return rows
+
+    def markdown(self) -> str:
+        """The whole of it for the model card."""
+        lines = ["| gate | figures | passed |", "|---|---|---|"]
+        lines += [f"| {what} | {text} | {_word(ok, 'yes', 'NO')} |" for what, text, ok in self.gates()]
+        lines += ["", "| method | " + " | ".join(self.worlds) + " | mean | EOT | forwards | decoded before the answer |", "|---|" + "---|" * (len(self.worlds) + 4)]
+        for run in RUNS:
+            if not (found := self.of(run)):
+                continue
+            mean, early = self.mean(run) or 0.0, self.mean(run, "before")
+            cells = [share(r["right"], r["asked"]) for r in found]
+            cells += [f"{100 * mean:.1f}", f"{self.mean(run, 'eot'):.2f}", f"{self.mean(run, 'forwards'):.0f}", "" if early is None else f"{100 * early:.0f} %"]
+            lines.append(f"| {run} | " + " | ".join(cells) + " |")
+        lines += ["", "| prediction of the paper | figures | held |", "|---|---|---|"]
+        lines += [f"| {what} | {text} | {_word(ok, 'held', 'NOT held')} |" for what, text, ok in self.predictions()]
+        return "\n".join(lines)
+
+
+def _word(ok: bool | None, yes: str, no: str) -> str:
+    return "not run" if ok is None else yes if ok else no
