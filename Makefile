@@ -1,0 +1,44 @@
+# `make demo` and `make test` set up everything they need; `make help` lists the rest.
+VENV ?= .venv
+PYTHON ?= python3
+RUN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: help setup demo test lint bench gold model screenshots clean
+
+help:
+	@echo "make demo         SACM against plain decoding on the bundled model"
+	@echo "make test         lint, types and every test"
+	@echo "make lint         ruff and mypy"
+	@echo "make bench        speed and memory, as ratios"
+	@echo "make gold         graders on real benchmark data: UNMASK_DATA=DIR make gold"
+	@echo "make model        train the bundled models from nothing, and print their acceptance table"
+	@echo "make screenshots  the pictures in docs/"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/pip install --quiet --upgrade pip
+	$(RUN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+demo: $(READY)
+	@$(RUN)/unmask demo
+
+test: lint
+	$(RUN)/python -m pytest
+
+lint: $(READY)
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+
+bench: $(READY)
+	$(RUN)/unmask bench
+
+gold: $(READY)
+	@test -n "$(UNMASK_DATA)" || { echo "set UNMASK_DATA to the folder that holds the benchmarks' files"; exit 2; }
+	$(RUN)/python -m unmask.tasks.gold $(UNMASK_DATA)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
