@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,23 +56,17 @@ def snippets(text: str) -> Iterator[str]:
     yield re.sub(r"```.*", "", text, flags=re.DOTALL) if "```" in text else text
 
 
-def parses(code: str) -> bool:
-    try:
-        ast.parse(code)
-        return True
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-
-
 def longest_program(code: str) -> str | None:
-    """The code without the lines at its end that keep it from parsing: chat, or a second function cut off."""
+    """The code without the lines at its end that keep it from compiling: chat, or a second function cut off.
+    Compiling, not parsing alone, so that a `return` outside a function is seen."""
     lines = code.split("\n")
-    while lines and any(line.strip() for line in lines):
-        if parses("\n".join(lines)):
+    while any(line.strip() for line in lines):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what the code warns of is its own affair
+                compile("\n".join(lines), "reply", "exec", dont_inherit=True)
             return "\n".join(lines)
-        try:  # nothing before the line of the error needs to go, unless the error is there itself
-            ast.parse("\n".join(lines))
-        except SyntaxError as error:
+        except SyntaxError as error:  # all that follows the line of the error goes, or the last line where that is the one
             lines = lines[: min(len(lines) - 1, max(error.lineno or 0, len(lines) - 200))]
         except (ValueError, RecursionError, MemoryError):
             return None

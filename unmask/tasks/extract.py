@@ -1,4 +1,4 @@
-"""Text to answer, the part every grader shares: drop EOT, find the anchors, find numbers and boxes. Pure functions of a string."""
+"""Text to answer, the part every grader shares: drop EOT, find anchors, numbers and boxes. Pure functions of text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tails(text: str) -> Iterator[tuple[str, str]]:
 def boxes(text: str) -> list[str]:
     r"""The contents of every \boxed{...} and \fbox{...}, braces matched; a box cut off by the end keeps what it has."""
     found = []
-    for match in re.finditer(r"\\f?boxed?\s*\{|\\boxed\s+(?=[^\s{])", text):
+    for match in re.finditer(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?=[^\s{])", text):
         if not match.group().endswith("{"):  # \boxed 5
             found.append(re.split(r"[\s$]", text[match.end() :], maxsplit=1)[0])
             continue

@@ -95,7 +95,7 @@ OPENING = re.compile(
     (?:\(\s*(?P<paren>[A-Pa-p])\s*[).:]|(?P<bare>[A-P])(?![A-Za-z0-9'’_=]))""",
     re.VERBOSE,
 )
-SEVERAL = re.compile(r"[\s*_`\"'$:]*\(\s*[A-P](?:\s*(?:,|and|or|&|/)\s*(?:and\s+|or\s+)?[A-P])+\s*\)")
+LISTED = re.compile(r"\(\s*[A-P](?:\s*(?:,|and|or|&|/)\s*(?:and\s+|or\s+)?[A-P])+\s*\)")
 PRONOUN = re.compile(r"\s+(?:think|believe|am|would|will|was|do|don|have|had|guess|can|could|say|know|need|cannot)\b")
 LONE = re.compile(r"\(\s*([A-P])\s*\)|(?<![\w'’])([B-HJ-P])(?![\w'’])|(?<![\w'’])([AI])(?=\s*(?:[).:,*`}\]]|$))")
 
@@ -114,13 +114,14 @@ def find_letter(text: str, count: int) -> tuple[str | None, str]:
     for box in reversed(boxes(text)):
         if (found := stated_letter(box)) and LETTERS.index(found) < count:
             return found, "box"
+    text = LISTED.sub(" ", text)  # "(A, B)" names no one option
     lone = [letter for match in LONE.finditer(text) if LETTERS.index(letter := match[match.lastindex or 0]) < count]
     return (lone[-1], "last-letter") if lone else (None, "none")
 
 
 def stated_letter(tail: str) -> str | None:
     match = OPENING.match(tail)
-    if not match or SEVERAL.match(tail):
+    if not match or LISTED.match(tail.lstrip(" \n\t*_`\"'$:")):
         return None
     if match["bare"] == "I" and PRONOUN.match(tail[match.end() :]):
         return None

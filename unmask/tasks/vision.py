@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from unmask.tasks import Grade, Task
 from unmask.tasks.data import Row, Source
-from unmask.tasks.extract import boxes, clean, numbers, peel, stated_number, tails
+from unmask.tasks.extract import STRONG, boxes, clean, numbers, peel, stated_number, tails
 from unmask.tasks.qa import LETTERS, LONE, stated_letter
 
 # ---------------------------------------------------------------- MathVista
@@ -53,7 +53,7 @@ def find_mathvista(text: str, row: Row) -> tuple[str, str]:
             listed = re.search(r"\[[^\[\]]*\]", tail)
             found = listed[0] if listed else ""
         elif kind == "text":
-            found = peel(tail.strip().split("\n")[0]) if rule != "whole" or len(text.split()) <= 6 else ""
+            found = peel(tail.strip().split("\n")[0]) if rule != "whole" or is_short(text) else ""
         elif rule == "whole":
             found, rule = (numbers(tail)[-1][2], "last-number") if numbers(tail) else ("", rule)
         else:
@@ -62,6 +62,11 @@ def find_mathvista(text: str, row: Row) -> tuple[str, str]:
         if found:
             return found, rule
     return "", "none"
+
+
+def is_short(text: str) -> bool:
+    """A few words that are an answer as a whole."""
+    return len(text.split()) <= 6 and not STRONG.search(text)
 
 
 def find_choice(text: str, choices: Sequence[str]) -> tuple[str, str]:
@@ -198,7 +203,7 @@ def find_chartqa(text: str) -> tuple[str | None, str]:
             return found, rule
     if boxed := [box for box in boxes(text) if box.strip()]:
         return peel(boxed[-1]), "box"
-    if (short := stated_words(text)) and len(text.split()) <= 6:
+    if is_short(text) and (short := stated_words(text)):
         return short, "whole"
     last = numbers(text)
     return (last[-1][2], "last-number") if last else (None, "none")
