@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -68,7 +69,7 @@ def test_prompts_from_files_and_standard_input(model, tmp_path, capsys, monkeypa
     assert [r.get("id") for r in many] == [7, None, None]
     (tmp_path / "p.txt").write_text("Tom has")
     one = json.loads(run(capsys, "generate", "--prompts", str(tmp_path / "p.txt"), *common))
-    monkeypatch.setattr("sys.stdin", open(tmp_path / "p.txt"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("Tom has"))
     piped = json.loads(run(capsys, "generate", "-", *common))
     assert one["tokens"] == many[0]["tokens"] == piped["tokens"]
 

@@ -58,7 +58,8 @@ def build(shape: Shape, device: str = "cpu") -> Any:
         d_model=shape.d, n_heads=shape.heads, n_layers=1, mlp_hidden_size=3 * shape.d, vocab_size=VOCABULARY,
         mask_token_id=MASK, eos_token_id=126081, pad_token_id=126081,
     )  # fmt: skip
-    model = LLaDAModelLM(config).to(device).eval().requires_grad_(False)
+    model: Any = LLaDAModelLM(config)
+    model = model.to(device).eval().requires_grad_(False)
     block = model.body.blocks[0]
     model.body.blocks = torch.nn.ModuleList([block] * shape.layers)
     return model

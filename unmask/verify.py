@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from unmask import __version__
 from unmask.errors import UserError
@@ -59,13 +58,8 @@ def tensors(model: Model) -> dict[str, Any]:
     """`load` has already matched names and shapes with config.json; here every value must be finite."""
     state = model.module.state_dict()
     broken = [name for name, value in state.items() if value.is_floating_point() and not bool(torch.isfinite(value).all())]
-    constant = [name for name, value in state.items() if value.dim() > 1 and not model_is_quantized(value) and bool((value == value.flatten()[0]).all())]
     count = sum(value.numel() for value in model.module.parameters())
-    return {"tensors": len(state), "parameters": count, "not_finite": broken, "constant": constant, "ok": not broken and not constant}
-
-
-def model_is_quantized(value: Tensor) -> bool:
-    return type(value) not in (Tensor, torch.nn.Parameter)
+    return {"tensors": len(state), "parameters": count, "not_finite": broken, "ok": not broken}
 
 
 def tokenizer(model: Model) -> dict[str, Any]:
@@ -115,7 +109,10 @@ def compared(model: Model, remote_code: Path, python: str) -> dict[str, Any]:
     agree = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(ours, theirs, strict=True)) / (len(rows) * MASKS)
     largest = max(float(b.abs().max()) for b in theirs)
     close = gap <= (1e-3 if dtype == "float32" else 0.02 * largest)
-    return {"transformers": done.stdout.strip(), "largest_difference": gap, "largest_logit": largest, "argmax_agreement": agree, "ok": close}
+    return {
+        "transformers": done.stdout.strip(), "largest_difference": gap, "largest_logit": largest,
+        "argmax_agreement": agree, "ok": close,
+    }  # fmt: skip
 
 
 def answers(model: Model, length: int) -> dict[str, Any]:
@@ -124,23 +121,27 @@ def answers(model: Model, length: int) -> dict[str, Any]:
     for name in METHODS_TRIED:
         strategy = METHODS[name].with_(at=-min(20, length // 2)) if METHODS[name].anchors else METHODS[name]
         done = generate(model, QUESTION, strategy, length=length)
-        out[name] = {"text": done.text, "forwards": done.forwards, "eot_ratio": done.eot_ratio, "tie_rate": done.tie_rate, "seconds": done.seconds}
+        kept = ("text", "forwards", "eot_ratio", "tie_rate", "seconds")
+        out[name] = {field: getattr(done, field) for field in kept}
     return out
 
 
 def summary(record: dict[str, Any]) -> str:
     """A few lines for a terminal."""
+
     def mark(part: dict[str, Any]) -> str:
         return "ok " if part["ok"] else "BAD"
 
+    weights, words = record["tensors"], record["tokenizer"]
     lines = [
-        f"{mark(record['tensors'])} {record['tensors']['tensors']} tensors, {record['tensors']['parameters']:,} parameters",
-        f"{mark(record['tokenizer'])} tokenizer of {record['tokenizer']['size']}, mask {record['tokenizer']['mask']}, ends {' '.join(record['tokenizer']['ends'])}",
+        f"{mark(weights)} {weights['tensors']} tensors, {weights['parameters']:,} parameters",
+        f"{mark(words)} tokenizer of {words['size']}, mask {words['mask']}, ends {' '.join(words['ends'])}",
     ]
     if remote := record.get("remote"):
         lines.append(
             f"{mark(remote)} logits within {remote['largest_difference']:.2g} of the published code "
             f"(transformers {remote['transformers']}), argmax equal at {remote['argmax_agreement']:.1%}"
         )
-    lines += [f"    {name}: EOT {a['eot_ratio']:.2f}, {a['forwards']} forwards: {a['text'].strip()[:60]!r}" for name, a in record["answers"].items()]
+    for name, a in record["answers"].items():
+        lines.append(f"    {name}: EOT {a['eot_ratio']:.2f}, {a['forwards']} forwards: {a['text'].strip()[:60]!r}")
     return "\n".join(lines)

@@ -140,9 +140,8 @@ class LLaDAModelLM(PreTrainedModel):
         see KV. `keep` collects the input of every block, then the result.
         """
         x = self.body.wte(ids) if embeds is None else embeds
-        cos, sin = rotation(
-            torch.arange(start, start + x.shape[1], device=x.device), self.body.blocks[0].width, self.config.rope_theta
-        )
+        width = self.config.d_model // self.config.n_heads
+        cos, sin = rotation(torch.arange(start, start + x.shape[1], device=x.device), width, self.config.rope_theta)
         if valid is not None and bool(valid.all()):
             valid = None
         for block in self.body.blocks:
