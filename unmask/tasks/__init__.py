@@ -58,10 +58,6 @@ class Task:
         """The prompt of one row."""
         return self.prompt(row, self.pick_shots(row, shots) if self.pick_shots else shots)
 
-    def cut(self, text: str) -> str:
-        ends = [at for stop in self.stop if (at := text.find(stop)) >= 0]
-        return text[: min(ends)] if ends else text
-
     def grader(self, mode: str = "") -> Grader:
         """The default grader, or a parity mode by name."""
         if mode in ("", "default"):

@@ -66,8 +66,8 @@ def longest_program(code: str) -> str | None:
                 warnings.simplefilter("ignore")  # what the code warns of is its own affair
                 compile("\n".join(lines), "reply", "exec", dont_inherit=True)
             return "\n".join(lines)
-        except SyntaxError as error:  # all that follows the line of the error goes, or the last line where that is the one
-            lines = lines[: min(len(lines) - 1, max(error.lineno or 0, len(lines) - 200))]
+        except SyntaxError as error:  # all that follows the line of the error goes, or that line where it is the last
+            lines = lines[: min(len(lines) - 1, error.lineno or len(lines))]
         except (ValueError, RecursionError, MemoryError):
             return None
     return None
