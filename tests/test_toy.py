@@ -7,7 +7,21 @@ from random import Random
 import pytest
 
 from unmask.tasks import toy
-from unmask.tasks.toy import HARD, WORLDS, agrees, answer_of, ask, examples, questions, reasoning, respond, right, split_of, tokenizer, words
+from unmask.tasks.toy import (
+    HARD,
+    WORLDS,
+    agrees,
+    answer_of,
+    ask,
+    examples,
+    questions,
+    reasoning,
+    respond,
+    right,
+    split_of,
+    tokenizer,
+    words,
+)
 
 NAMES = sorted(WORLDS)
 
@@ -16,9 +30,18 @@ def test_tables_worked_by_hand() -> None:
     moves = WORLDS["stories"].moves
     assert moves["doubles it"] == {"0": "0", "1": "2", "2": "4", "3": "1", "4": "3"}
     assert moves["mirrors it"]["1"] == "3" and moves["removes 1"]["0"] == "4" and moves["adds 2"]["4"] == "1"
-    assert WORLDS["cups"].follow("red", ["red and blue", "green and white", "blue and green"]) == ["blue", "blue", "green"]
+    assert WORLDS["cups"].follow("red", ["red and blue", "green and white", "blue and green"]) == [
+        "blue",
+        "blue",
+        "green",
+    ]
     compass = WORLDS["compass"]
-    assert compass.follow("north", ["turns left", "flips over", "turns back", "rolls over"]) == ["west", "west", "east", "west"]
+    assert compass.follow("north", ["turns left", "flips over", "turns back", "rolls over"]) == [
+        "west",
+        "west",
+        "east",
+        "west",
+    ]
     assert compass.follow("north", ["flips over"]) == ["south"] and compass.follow("east", ["flips over"]) == ["east"]
 
 
@@ -27,7 +50,9 @@ def test_every_operation_permutes_and_some_do_not_commute(name: str) -> None:
     world = WORLDS[name]
     assert all(sorted(move.values()) == sorted(world.states) for move in world.moves.values())
     pairs = [(a, b) for a in world.moves for b in world.moves]
-    differ = sum(any(world.follow(s, [a, b])[-1] != world.follow(s, [b, a])[-1] for s in world.states) for a, b in pairs)
+    differ = sum(
+        any(world.follow(s, [a, b])[-1] != world.follow(s, [b, a])[-1] for s in world.states) for a, b in pairs
+    )
     assert differ > len(pairs) / 4
 
 
@@ -67,7 +92,10 @@ def test_wrong_and_inconsistent_responses_are_seen() -> None:
     question = questions("cups", "test", 1)[0]
     wrong = next(c for c in WORLDS["cups"].states if c != question.answer)
     chain = reasoning(question)
-    assert not right(question, f"{chain} The answer is {wrong}.") and agrees(question, f"{chain} The answer is {wrong}.") is False
+    assert (
+        not right(question, f"{chain} The answer is {wrong}.")
+        and agrees(question, f"{chain} The answer is {wrong}.") is False
+    )
     assert agrees(question, f"The answer is: {question.answer}.") is None
     assert right(question, f"{chain} Answer: {question.answer}.")
     assert answer_of("Nothing more happens.") is None and answer_of("Therefore, the answer is 4. Done.") == "4"
@@ -109,10 +137,19 @@ def test_the_tokenizer_survives_saving(tmp_path) -> None:  # type: ignore[no-unt
     made.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     prompt = loaded.apply_chat_template([{"role": "user", "content": "Where is the ball?"}], tokenize=False)
-    assert prompt == "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nWhere is the ball?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    assert (
+        prompt
+        == "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nWhere is the ball?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
     ids = loaded(prompt, add_special_tokens=False)["input_ids"]
-    assert loaded.convert_ids_to_tokens(ids)[:5] == ["<|startoftext|>", "<|start_header_id|>", "user", "<|end_header_id|>", "Where"]
+    assert loaded.convert_ids_to_tokens(ids)[:5] == [
+        "<|startoftext|>",
+        "<|start_header_id|>",
+        "user",
+        "<|end_header_id|>",
+        "Where",
+    ]
     assert loaded.decode(ids, skip_special_tokens=True) == "user Where is the ball? assistant"
     assert len(loaded) == len(made) < 250
     assert loaded.tokenize("xylophone") == ["<|unk|>"]
-    assert toy.PADDING == tuple(loaded.convert_ids_to_tokens(loaded.convert_tokens_to_ids(list(toy.PADDING))))
+    assert tuple(loaded.convert_ids_to_tokens(loaded.convert_tokens_to_ids(list(toy.PADDING)))) == toy.PADDING

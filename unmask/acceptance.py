@@ -5,6 +5,7 @@ B rows, L response slots.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,15 @@ from unmask.tasks import toy
 PROBES = ("first", "later", "chain", "anchored", "direct", "glance")
 
 
-def probe(module: Any, tokenizer: Any, worlds: Sequence[str], split: str, count: int, length: int, kinds: Iterable[str] = PROBES) -> dict[str, dict[str, float]]:
+def probe(
+    module: Any,
+    tokenizer: Any,
+    worlds: Sequence[str],
+    split: str,
+    count: int,
+    length: int,
+    kinds: Iterable[str] = PROBES,
+) -> dict[str, dict[str, float]]:
     """How often one slot is right when the model sees nothing to the right of what it is asked.
 
     first, later: the first and the last result of the chain, with the true text before it. chain: the answer after the
@@ -32,8 +41,14 @@ def probe(module: Any, tokenizer: Any, worlds: Sequence[str], split: str, count:
     mask, found = module.config.mask_token_id, {}
     for world in worlds:
         asked = toy.questions(world, split, count)
-        prompts = [tokenizer.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=True)["input_ids"] for q in asked]
-        found[world] = {kind: _right(module, tokenizer, prompts, [_partial(q, kind, length) for q in asked], length, mask) for kind in kinds}
+        prompts = [
+            tokenizer.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=True)["input_ids"]
+            for q in asked
+        ]
+        found[world] = {
+            kind: _right(module, tokenizer, prompts, [_partial(q, kind, length) for q in asked], length, mask)
+            for kind in kinds
+        }
     return found
 
 
@@ -55,7 +70,14 @@ def _partial(question: toy.Question, kind: str, length: int) -> tuple[dict[int, 
 
 
 @torch.no_grad()
-def _right(module: Any, tokenizer: Any, prompts: list[list[int]], partial: list[tuple[dict[int, str], int, str]], length: int, mask: int) -> float:
+def _right(
+    module: Any,
+    tokenizer: Any,
+    prompts: list[list[int]],
+    partial: list[tuple[dict[int, str], int, str]],
+    length: int,
+    mask: int,
+) -> float:
     known, width = tokenizer.get_vocab(), max(map(len, prompts))
     ids = torch.full((len(prompts), width + length), mask)
     valid = torch.ones_like(ids, dtype=torch.bool)
@@ -87,7 +109,9 @@ TABLE = list(METHODS)[: list(METHODS).index("sacm") + 1]  # the main table's row
 ANCHORS = ("Therefore, the answer is", "Answer:", ",", ".", "is")
 PLACES = (-8, -12, -16, -23)
 RUNS: dict[str, Run] = {
-    "left-to-right": Run(Strategy(block=1, pace=1, anchors=(SuffixAnchor("Let us see.", 0),))),  # a reasoned opening, given
+    "left-to-right": Run(
+        Strategy(block=1, pace=1, anchors=(SuffixAnchor("Let us see.", 0),))
+    ),  # a reasoned opening, given
     **{name: Run(METHODS[name], rainbow=name == "rainbow-padding") for name in TABLE},
     "sacm gamma=0": Run(METHODS["sacm"].with_(gamma=0)),
     "sacm L/8": Run(METHODS["sacm"], 1 / 8),
@@ -149,6 +173,26 @@ def accept(
     return [r for r in found if same.items() <= r.items() and r["weights"] in keys and r["world"] in worlds]
 
 
+FROZEN = Path(__file__).parent / "checkpoints" / "frozen.json"
+
+
+def hashes(*directories: Path) -> dict[str, str]:
+    """sha256 of what was fixed before any method was decoded on test rows: weights, tokenizers and the tasks themselves."""
+    files = [Path(toy.__file__)]
+    for directory in directories:
+        files += [directory / "model.safetensors", directory / "tokenizer.json"]
+    root = Path(__file__).parent
+    return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+
+
+def check_frozen(*directories: Path) -> None:
+    """Test rows are decoded only with what was frozen."""
+    kept = json.loads(FROZEN.read_text()) if FROZEN.is_file() else {}
+    changed = [name for name, value in hashes(*directories).items() if kept.get(name) != value]
+    if changed:
+        raise UserError(f"{', '.join(changed)} changed since they were frozen; use --split validation, or freeze again (docs/tiny.md)")
+
+
 def share(right: int, asked: int) -> str:
     low, high = wilson(right, asked)
     return f"{100 * right / asked:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
@@ -174,16 +218,34 @@ class Suite:
     def gates(self) -> list[tuple[str, str, bool | None]]:
         """(what, figures, passed): they concern the model alone."""
         rows: list[tuple[str, str, bool | None]] = []
-        for what, kind, limit in (("answer after the true chain >= 98", "chain", 0.98), ("the same, anchored", "anchored", 0.98)):
-            rows.append(self._gate(what, "probes", lambda r, kind=kind: r[kind], lambda x, world, limit=limit: x >= limit))
-        rows.append(self._gate("left to right, reasoning, >= 90", "left-to-right", lambda r: r["right"] / r["asked"], lambda x, world: x >= 0.9))
+        for what, kind, limit in (
+            ("answer after the true chain >= 98", "chain", 0.98),
+            ("the same, anchored", "anchored", 0.98),
+        ):
+            rows.append(
+                self._gate(what, "probes", lambda r, kind=kind: r[kind], lambda x, world, limit=limit: x >= limit)
+            )
+        rows.append(
+            self._gate(
+                "left to right, reasoning, >= 90",
+                "left-to-right",
+                lambda r: r["right"] / r["asked"],
+                lambda x, world: x >= 0.9,
+            )
+        )
         for kind in ("direct", "glance"):
             rows.append(self._gate(f"{kind} answer at most 20 above chance", "probes", lambda r, kind=kind: r[kind],
                                    lambda x, world: x <= toy.WORLDS[world].chance + 0.2))  # fmt: skip
-        rows.append(self._gate("top-probability's EOT ratio >= .6", "top-probability", lambda r: r["eot"], lambda x, world: x >= 0.6))
+        rows.append(
+            self._gate(
+                "top-probability's EOT ratio >= .6", "top-probability", lambda r: r["eot"], lambda x, world: x >= 0.6
+            )
+        )
         return rows
 
-    def _gate(self, what: str, run: str, figure: Callable[[dict[str, Any]], float], passes: Callable[[float, str], bool]) -> tuple[str, str, bool | None]:
+    def _gate(
+        self, what: str, run: str, figure: Callable[[dict[str, Any]], float], passes: Callable[[float, str], bool]
+    ) -> tuple[str, str, bool | None]:
         found = self.of(run)
         if not found:
             return what, "not run", None
@@ -192,10 +254,15 @@ class Suite:
 
     def predictions(self) -> list[tuple[str, str, bool | None]]:
         """The paper's, on the suite's average. A tie is a difference within the two intervals' reach."""
-        best = self.mean("sacm")
         rows: list[tuple[str, str, bool | None]] = []
 
-        def say(what: str, runs: Sequence[str], holds: Callable[[list[float]], bool], figure: str = "right", against: str = "sacm") -> None:
+        def say(
+            what: str,
+            runs: Sequence[str],
+            holds: Callable[[list[float]], bool],
+            figure: str = "right",
+            against: str = "sacm",
+        ) -> None:
             values, ours = [self.mean(run, figure) for run in runs], self.mean(against, figure)
             if ours is None or any(v is None for v in values):
                 rows.append((what, "not run", None))
@@ -208,7 +275,11 @@ class Suite:
             return self.mean(run, figure) or 0.0
 
         slack = 0.02  # half of a 95 % interval of 1,500 rows
-        say("top-probability and top-margin at least 30 points under SACM", ["top-probability", "top-margin"], lambda v: max(v) <= ours() - 0.3)
+        say(
+            "top-probability and top-margin at least 30 points under SACM",
+            ["top-probability", "top-margin"],
+            lambda v: max(v) <= ours() - 0.3,
+        )
         say("the anchor alone commits the answer earlier (share decoded before it)", ["suffix-anchor"],
             lambda v: v[0] < ours(figure="before") - 0.1, "before")  # fmt: skip
         say("the anchor alone at least 10 points under SACM", ["suffix-anchor"], lambda v: v[0] <= ours() - 0.1)
@@ -216,23 +287,35 @@ class Suite:
         say("SACM beats or ties every training-free method at T = L/2", free, lambda v: max(v) <= ours() + slack)
         say("SACM beats every semi-AR block size at T = L/8", [f"semi-ar {b} L/8" for b in (8, 16, 32, 64)],
             lambda v: max(v) < ours("sacm L/8"), against="sacm L/8")  # fmt: skip
-        say("any anchor works (within 10 points)", [f"sacm {text!r}" for text in ANCHORS], lambda v: min(v) >= ours() - 0.1)
+        say(
+            "any anchor works (within 10 points)",
+            [f"sacm {text!r}" for text in ANCHORS],
+            lambda v: min(v) >= ours() - 0.1,
+        )
         say("any place works (within 10 points)", [f"sacm {at}" for at in PLACES], lambda v: min(v) >= ours() - 0.1)
         say("progress dependence helps", ["sacm gamma=0"], lambda v: v[0] < ours())
-        assert best is None or best >= 0
         return rows
 
     def markdown(self) -> str:
         """The whole of it for the model card."""
         lines = ["| gate | figures | passed |", "|---|---|---|"]
         lines += [f"| {what} | {text} | {_word(ok, 'yes', 'NO')} |" for what, text, ok in self.gates()]
-        lines += ["", "| method | " + " | ".join(self.worlds) + " | mean | EOT | forwards | decoded before the answer |", "|---|" + "---|" * (len(self.worlds) + 4)]
+        lines += [
+            "",
+            "| method | " + " | ".join(self.worlds) + " | mean | EOT | forwards | decoded before the answer |",
+            "|---|" + "---|" * (len(self.worlds) + 4),
+        ]
         for run in RUNS:
             if not (found := self.of(run)):
                 continue
             mean, early = self.mean(run) or 0.0, self.mean(run, "before")
             cells = [share(r["right"], r["asked"]) for r in found]
-            cells += [f"{100 * mean:.1f}", f"{self.mean(run, 'eot'):.2f}", f"{self.mean(run, 'forwards'):.0f}", "" if early is None else f"{100 * early:.0f} %"]
+            cells += [
+                f"{100 * mean:.1f}",
+                f"{self.mean(run, 'eot'):.2f}",
+                f"{self.mean(run, 'forwards'):.0f}",
+                "" if early is None else f"{100 * early:.0f} %",
+            ]
             lines.append(f"| {run} | " + " | ".join(cells) + " |")
         lines += ["", "| prediction of the paper | figures | held |", "|---|---|---|"]
         lines += [f"| {what} | {text} | {_word(ok, 'held', 'NOT held')} |" for what, text, ok in self.predictions()]

@@ -184,10 +184,10 @@ def generate(args: argparse.Namespace) -> None:
     method = strategy(args.method, args)
     if args.samples < 1:
         raise UserError(f"--samples is at least 1, not {args.samples}")
-    images = pictures(args, asked)
+    images, live = pictures(args, asked), watched(args, len(asked) * args.samples)
     model = load(args)
     stream = Stream(model, sys.stdout) if args.stream and len(asked) == args.samples == 1 and not args.json else None
-    screen = Screen([args.method], model) if watched(args, len(asked) * args.samples) else None
+    screen = Screen([args.method], model) if live else None
     made = generations(
         model, [row.get("messages") or row["prompt"] for row in asked], method, **decoding(args), infill=args.infill,
         samples=args.samples, stop=args.stop, ban=args.ban, watch=[stream] if stream else screen.columns if screen else [],
@@ -233,9 +233,10 @@ def compare(args: argparse.Namespace) -> None:
     found = {name: settings.applied(method(name), wanted) for name in names}
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
         raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
+    live = watched(args, 1)
     model = load(args)
     made: dict[str, Any] = {}
-    with Screen(list(found), model) if watched(args, 1) else nullcontext() as screen:
+    with Screen(list(found), model) if live else nullcontext() as screen:
         for i, (name, (strategy, _)) in enumerate(found.items()):
             made[name] = generate(
                 model, [row.get("messages") or row["prompt"]], strategy, images=pictures(args, [row]),
@@ -601,6 +602,36 @@ def bench(args: argparse.Namespace) -> None:
 
     records = list(progress(measured(args.repeats, args.device), len(SHAPES), "timing"))
     print(json.dumps({"machine": machine(), "shapes": records}, indent=1) if args.json else table(records))
+
+
+@command(
+    "accept", "the gates of the bundled model and the paper's predictions, measured on its own tasks",
+    """
+  unmask accept --out acceptance.jsonl                  resumable: a line a method and task
+  unmask accept --split validation --count 100 --runs top-probability,suffix-anchor,sacm --out quick.jsonl""",
+    option("--model", default="tiny", metavar="DIR"),
+    option("--rainbow", default="tiny-rainbow", metavar="DIR", help="the rainbow-padded checkpoint"),
+    option("--split", choices=["validation", "test"], default="test"),
+    option("--count", type=int, default=500, metavar="N", help="questions a task (default: 500)"),
+    option("--runs", metavar="NAMES", help="only these, comma-separated (default: all)"),
+    option("--out", required=True, metavar="FILE", help="JSONL of what was measured"),
+    option("--threads", type=int, metavar="N", help="CPU threads"),
+)  # fmt: skip
+def accept(args: argparse.Namespace) -> None:
+    import torch
+
+    import unmask
+    from unmask import acceptance
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    model, rainbow = unmask.load(args.model), unmask.load(args.rainbow)
+    if args.split == "test":
+        acceptance.check_frozen(model.path, rainbow.path)
+    runs = [name.strip() for name in args.runs.split(",")] if args.runs else list(acceptance.RUNS)
+    tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+    records = acceptance.accept(model, rainbow, Path(args.out), split=args.split, count=args.count, runs=runs, tell=tell)
+    print(acceptance.Suite(records).markdown())
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -108,7 +108,10 @@ class Batch:
 def encode(tokenizer: Any, rows: Rows, length: int, padding: list[int]) -> tuple[list[list[int]], list[list[int]]]:
     """Prompt ids, and response ids padded to L."""
     if getattr(tokenizer, "chat_template", None):
-        asked = [tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True) for p, _ in rows]
+        asked = [
+            tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
+            for p, _ in rows
+        ]
     else:
         asked = [p for p, _ in rows]
     prompts = tokenizer(asked, add_special_tokens=False)["input_ids"]
@@ -117,7 +120,14 @@ def encode(tokenizer: Any, rows: Rows, length: int, padding: list[int]) -> tuple
     return prompts, [(r + padding[:1] + cycle * length)[:length] for r in responses]
 
 
-def masked_batch(prompts: list[list[int]], responses: list[list[int]], mask_id: int, pad_id: int, least: float, generator: torch.Generator) -> Batch:
+def masked_batch(
+    prompts: list[list[int]],
+    responses: list[list[int]],
+    mask_id: int,
+    pad_id: int,
+    least: float,
+    generator: torch.Generator,
+) -> Batch:
     width, rows = max(map(len, prompts)), len(prompts)
     target = torch.tensor([[pad_id] * (width - len(p)) + p + r for p, r in zip(prompts, responses, strict=True)])
     valid = torch.ones_like(target, dtype=torch.bool)
@@ -148,7 +158,9 @@ def initialise(module: Any, seed: int) -> None:
                 p.fill_(1.0)
             elif "wte" in name or "embed" in name:
                 p.normal_(0, 0.05, generator=generator)
-            elif name.endswith(("attn_out.weight", "ff_out.weight", "o_proj.weight", "down_proj.weight", "lm_head.weight")):
+            elif name.endswith(
+                ("attn_out.weight", "ff_out.weight", "o_proj.weight", "down_proj.weight", "lm_head.weight")
+            ):
                 p.zero_()
             else:
                 p.normal_(0, p.shape[1] ** -0.5, generator=generator)
@@ -187,7 +199,9 @@ def jsonl(file: str | Path, tokenizer: Any, recipe: Recipe, tell: Callable[[str]
             rows.append((prompt, response))
     if long:
         first = ", ".join(map(str, long[:10])) + (", ..." if len(long) > 10 else "")
-        tell(f"{file}: {len(long)} of {len(long) + len(rows)} responses are longer than {recipe.length} tokens and left out (lines {first})")
+        tell(
+            f"{file}: {len(long)} of {len(long) + len(rows)} responses are longer than {recipe.length} tokens and left out (lines {first})"
+        )
     if not rows:
         raise UserError(f"{file}: every response is longer than {recipe.length} tokens; give a greater --length")
     orders: dict[int, list[int]] = {}
@@ -213,7 +227,9 @@ def toys(worlds: list[str], recipe: Recipe) -> Source:
         if world not in toy.WORLDS:
             raise UserError(f"there is no built-in task {world!r}; there are {', '.join(toy.WORLDS)}")
     if recipe.length < toy.SHORTEST:
-        raise UserError(f"the built-in tasks need --length {toy.SHORTEST} or more: their reasoning does not fit {recipe.length} tokens")
+        raise UserError(
+            f"the built-in tasks need --length {toy.SHORTEST} or more: their reasoning does not fit {recipe.length} tokens"
+        )
     return lambda step, done: toy.examples(worlds, recipe.seed, step, done, recipe.batch, recipe.length)
 
 
@@ -236,7 +252,9 @@ def save(state: dict[str, Any], file: Path) -> None:
         os.replace(beside, file)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
         beside.unlink(missing_ok=True)
-        raise UserError(f"{file} could not be written ({error}); the last saved state is untouched: make room and run again") from error
+        raise UserError(
+            f"{file} could not be written ({error}); the last saved state is untouched: make room and run again"
+        ) from error
 
 
 def train(
@@ -252,7 +270,9 @@ def train(
     if file.is_file():
         state = torch.load(file, weights_only=True)
         if state["run"] != run:
-            raise UserError(f"{file} is of another run (other data, model or settings); give another --out or delete it")
+            raise UserError(
+                f"{file} is of another run (other data, model or settings); give another --out or delete it"
+            )
         for p, saved in zip(trained, state["weights"], strict=True):
             p.data.copy_(saved)
         for optimizer, saved in zip(made, state["optimizers"], strict=True):
@@ -274,7 +294,9 @@ def train(
         loss = loss_of(module, batch)
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise UserError(f"the loss is {value} at step {step}; {file} keeps the last good state: try a lower --lr and --muon")
+            raise UserError(
+                f"the loss is {value} at step {step}; {file} keeps the last good state: try a lower --lr and --muon"
+            )
         for optimizer in made:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
@@ -308,7 +330,9 @@ def fresh(config: str | Path, seed: int) -> tuple[Any, Any]:
 
     where = next((p for p in (BUNDLED / str(config), Path(config)) if (p / "config.json").is_file()), None)
     if where is None:
-        raise UserError(f"there is no config.json in {config}: a model from nothing needs a directory with it and a tokenizer")
+        raise UserError(
+            f"there is no config.json in {config}: a model from nothing needs a directory with it and a tokenizer"
+        )
     fields = json.loads((where / "config.json").read_text())
     cls, tokenizer = _architecture(fields, config), _tokenizer(where, fields)
     module = cls(cls.config_class(**{k: v for k, v in fields.items() if k != "rainbow_ids"}))
@@ -323,8 +347,16 @@ def adapt(module: Any, rank: int, seed: int) -> None:
     except ImportError as error:
         raise UserError('LoRA needs peft: pip install "unmask[lora]"') from error
     torch.manual_seed(seed)  # peft draws from the global generator
-    linear = sorted({name.split(".")[-1] for name, part in module.named_modules() if isinstance(part, torch.nn.Linear) and (".blocks." in name or ".layers." in name)})
-    module.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=rf".*\.(?:blocks|layers)\.\d+\..*?({'|'.join(linear)})"))
+    linear = sorted(
+        {
+            name.split(".")[-1]
+            for name, part in module.named_modules()
+            if isinstance(part, torch.nn.Linear) and (".blocks." in name or ".layers." in name)
+        }
+    )
+    module.add_adapter(
+        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=rf".*\.(?:blocks|layers)\.\d+\..*?({'|'.join(linear)})")
+    )
 
 
 def digest(module: Any) -> str:
@@ -335,7 +367,14 @@ def digest(module: Any) -> str:
     return found.hexdigest()
 
 
-def export(module: Any, tokenizer: Any, recipe: Recipe, out: Path, dtype: torch.dtype | None = None, texts: list[str] | None = None) -> None:
+def export(
+    module: Any,
+    tokenizer: Any,
+    recipe: Recipe,
+    out: Path,
+    dtype: torch.dtype | None = None,
+    texts: list[str] | None = None,
+) -> None:
     """The published layout: config.json, model.safetensors (or an adapter), tokenizer, UNCODE's frequencies of `texts`."""
     from unmask.frequencies import count
 
@@ -348,7 +387,9 @@ def export(module: Any, tokenizer: Any, recipe: Recipe, out: Path, dtype: torch.
     module.save_pretrained(out, **({"state_dict": weights} if weights else {}))
     tokenizer.save_pretrained(out)
     if texts:
-        (out / "frequencies.json").write_text(json.dumps(count(texts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])) + "\n")
+        (out / "frequencies.json").write_text(
+            json.dumps(count(texts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])) + "\n"
+        )
 
 
 def curve(log: list[dict[str, Any]], out: Path) -> str:
@@ -432,8 +473,20 @@ def start(
     else:
         source, what = toys(tasks or [], recipe), ",".join(tasks or [])
         probes = lambda m: probe(m, tokenizer, tasks or [], "validation", 100, recipe.length)  # noqa: E731
-    log = train(module, tokenizer, source, recipe, out, identity=f"{what} {digest(module)}", probe=probes, probe_every=probe_every, report=report)
+    log = train(
+        module,
+        tokenizer,
+        source,
+        recipe,
+        out,
+        identity=f"{what} {digest(module)}",
+        probe=probes,
+        probe_every=probe_every,
+        report=report,
+    )
     texts = [response for step in range(1, 201) for _, response in source(step, 1.0)[0]]
     export(module, tokenizer, recipe, out, torch.float16 if half else None, texts)
-    (out / "training.json").write_text(json.dumps({"recipe": asdict(recipe), "data": data or tasks, "lora": lora, "log": log}, indent=1) + "\n")
+    (out / "training.json").write_text(
+        json.dumps({"recipe": asdict(recipe), "data": data or tasks, "lora": lora, "log": log}, indent=1) + "\n"
+    )
     return curve(log, out)
