@@ -80,7 +80,7 @@ def test_logits(kind: str, name: str, case: str) -> None:
         un = model(torch.full_like(g["input_ids"], model.config.mask_token_id)).logits[:, at]
         torch.testing.assert_close(cond, g["cond_logits"], **near)
         torch.testing.assert_close(un, g["uncond_logits"], **near)
-        torch.testing.assert_close(un + 2.5 * (cond - un), g["combined_scale_1p5"], atol=2e-3, rtol=0)
+        torch.testing.assert_close(un + 2.5 * (cond - un), g["combined_scale_1p5"], **near)
     else:
         given = {"inputs_embeds": g["inputs_embeds"]} if "inputs_embeds" in g else {"input_ids": g["input_ids"]}
         mask = g.get("attention_mask")

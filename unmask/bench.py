@@ -47,8 +47,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape("small", d=64, layers=2, heads=4, rows=2, prompt=16, length=64, steps=16),  # the head dominates
-    Shape("proportioned", d=512, layers=256, heads=8, rows=1, prompt=8, length=24, steps=4),  # as in the 8B
+    Shape("small", d=64, layers=2, heads=4, rows=2, prompt=16, length=32, steps=8),  # the head dominates
+    Shape("proportioned", d=512, layers=256, heads=8, rows=1, prompt=8, length=16, steps=4),  # as in the 8B
 )
 
 

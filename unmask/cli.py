@@ -154,6 +154,22 @@ def watched(args: argparse.Namespace, prompts: int) -> bool:
 
 
 @command(
+    "demo", "one question by three methods, a table over a few dozen, and a replay, on the bundled model",
+    """
+  unmask demo""",
+    option("--questions", type=int, default=12, metavar="N", help="test questions a task (default: 12)"),
+    option("-o", "--out", default="replay.html", metavar="FILE", help="the replay (default: replay.html)"),
+    MODEL,
+)  # fmt: skip
+def demo(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from unmask.demo import demo as show
+
+    show(load(args), Console(), args.questions, Path(args.out))
+
+
+@command(
     "generate", "decode prompts with one method",
     """
   unmask generate "Tom has 3 apples ..."
