@@ -21,6 +21,7 @@ from torch import Tensor
 from unmask.errors import UserError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"}
+LARGE = 4096
 GREY = (127, 127, 127)  # 255 times SigLIP's mean, as the published code rounds it
 
 
@@ -133,9 +134,11 @@ def fitted(image: Any, grid: tuple[int, int]) -> Any:
 
 
 def squared(image: Any) -> Any:
-    """The picture centred on a grey square."""
+    """The picture centred on a grey square; beyond 4,096 a side it is scaled down first, for the square must be held."""
     from PIL import Image
 
+    if max(image.size) > LARGE:
+        image = image.resize(tuple(max(1, round(n * LARGE / max(image.size))) for n in image.size))
     side = max(image.size)
     canvas = Image.new("RGB", (side, side), GREY)
     canvas.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
