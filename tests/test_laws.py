@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Hashed, canvas, decoded, encode, fitted
 
-from unmask import algorithm, canvas as canvases, confidence, methods, modifiers, reading, selection  # noqa: F401
+from unmask import algorithm, confidence, methods, modifiers, reading, selection  # noqa: F401
 from unmask.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.methods import METHODS
 
@@ -26,6 +26,10 @@ COMPOSED = {
         METHODS["sacm"], select=selection.EntropyBound(0.5), defer=modifiers.SuppressEOT()
     ),
     "sacm + remasking": replace(METHODS["sacm"], remask=selection.Remask(k=2), select=selection.Quota(selection.Fixed(2))),
+    "threshold + remasking": Strategy(select=selection.Threshold(0.9), remask=selection.Remask(k=2, rounds=3)),
+    "suppression + remasking in blocks": Strategy(
+        defer=modifiers.SuppressEOT(), remask=selection.Remask(k=1, rounds=4, fresh=False), block=5
+    ),
     "sacm without progress": METHODS["sacm"].with_(gamma=0),
     "two anchors": Strategy(anchors=(SuffixAnchor("a b"), SuffixAnchor("c", at=1)), modifiers=(AnchorModulation(),)),
     "uncode + blocks + temperature": replace(METHODS["uncode"], block=3, read=reading.Gumbel(temperature=0.7)),
@@ -50,7 +54,7 @@ def start(strategy: Strategy, prompts, length: int):
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(prompts=PROMPTS, length=st.integers(6, 21), steps=st.integers(1, 24), seed=st.integers(0, 99))
 def test_laws(name: str, prompts, length: int, steps: int, seed: int) -> None:
     strategy, before = start(ALL[name], prompts, length)

@@ -289,8 +289,8 @@ class Remask:
 
     def open_rows(self, step: Step) -> Tensor:
         """(B,) bool: the row is in its rounds."""
-        pace = step.strategy.select.schedule(step).clamp(min=1)
-        begun = (step.opened * self.after).long() // pace
+        schedule = getattr(step.strategy.select, "schedule", None) or Fixed(1)
+        begun = (step.opened * self.after).long() // schedule(step).clamp(min=1)
         rounds = step.steps if self.rounds is None else self.rounds
         return (step.index >= begun) & (step.index < begun + rounds) & (step.opened > 0)
 
