@@ -5,13 +5,19 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import logging
+import os
+import socket
 import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from unmask.errors import UserError
 
@@ -87,13 +93,13 @@ class Source:
             "revision": self.revision,
             "allow_patterns": list(self.layouts[0]),
         }
+        with suppress(Exception):  # an earlier download needs no network, and no waiting for one
+            root = Path(snapshot_download(self.repo, local_files_only=True, **wanted))
+            if self._match(root, self.layouts[:1]):
+                return root
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what goes wrong is said once, below
         try:
-            try:  # an earlier download needs no network, and no waiting for one
-                root = Path(snapshot_download(self.repo, local_files_only=True, **wanted))
-                if self._match(root, self.layouts[:1]):
-                    return root
-            except Exception:
-                pass
+            reachable()
             return Path(snapshot_download(self.repo, etag_timeout=5, **wanted))
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -165,6 +171,13 @@ def unpacked(archive: Path) -> Path:
         return folder
     except (zipfile.BadZipFile, OSError) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}); unzip it yourself and pass the folder") from None
+
+
+def reachable() -> None:
+    """Fail at once where there is no network at all: the Hub's client would retry for half a minute."""
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if not getproxies():
+        socket.getaddrinfo(endpoint.hostname, endpoint.port or 443)
 
 
 def parse(path: Path, content: bytes) -> Iterator[tuple[int, Any]]:
