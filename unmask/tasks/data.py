@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import socket
-import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
