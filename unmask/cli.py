@@ -289,14 +289,14 @@ def questions(args: argparse.Namespace, model: Any) -> tuple[list[dict[str, Any]
     return [{"prompt": task.render(row, shots), "row": row, "gold": str(row.get(task.gold))} for row in found], task
 
 
-def traced(args: argparse.Namespace, model: Any, names: list[str]) -> list[Any]:
+def traced(args: argparse.Namespace, model: Any, names: list[str], extra: dict[str, Any] | None = None) -> list[Any]:
     """Runs of the methods on the prompts a command line asks for, graded where a task says how."""
     from unmask import evaluate, settings
     from unmask.methods import method
     from unmask.trace import record
 
     asked, task = questions(args, model)
-    wanted = settings.parse(args.settings)
+    wanted = settings.parse(args.settings) | (extra or {})
     fitted = {name: evaluate.adapted(task, method(name), {})[0] if task else method(name) for name in names}
     found = {name: settings.applied(strategy, wanted) for name, strategy in fitted.items()}
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
@@ -353,6 +353,82 @@ def trace(args: argparse.Namespace) -> None:
     for out in outs:
         (replay.write if out.endswith(".html") else tracing.save)(out, runs)
         print(out)
+
+
+@command(
+    "figure", "the paper's figures, from traces or saved runs, or made afresh on the bundled model",
+    """
+  unmask figure failure-modes --task cups -o failure-modes.png
+  unmask figure failure-modes --task cups --confidence margin --anchor . -o margin.svg
+  unmask figure failure-modes run.json.gz -o fig.pdf          from a trace file
+  unmask figure progress --task cups --methods sacm -o progress.pdf
+  unmask figure effects runs/gsm8k -o effects.pdf             from a folder of `unmask eval`
+  unmask figure parallelism --task cups --limit 100 -o parallelism.pdf""",
+    option("kind", choices=["failure-modes", "effects", "progress", "parallelism", "sensitivity", "anchors"]),
+    option("runs", nargs="*", metavar="RUN", help="trace files, or folders of `unmask eval`; none: decode what is needed"),
+    option("--prompt", help="the prompt of failure-modes and progress"),
+    ASKED,
+    option("--methods", help="of failure-modes and progress (default: top-probability,suffix-anchor,sacm; sacm)"),
+    option("--confidence", choices=["probability", "margin", "certainty"], help="what the methods go by (default: their own)"),
+    option("--anchor", metavar="TEXT", help="another anchor text"),
+    option("--at", type=float, default=0.25, metavar="SHARE", help="failure-modes: where the intermediate step is (default: 0.25)"),
+    option("--limit", type=int, default=48, metavar="N", help="rows of the task, where accuracy is measured (default: 48)"),
+    option("--keep", metavar="DIR", help="where runs made afresh are kept and resumed (default: runs/figure-KIND-TASK)"),
+    option("-o", "--out", required=True, metavar="FILE", help=".png, .svg or .pdf"),
+    DECODING,
+    MODEL,
+)  # fmt: skip
+def figure(args: argparse.Namespace) -> None:
+    if not args.out.lower().endswith((".png", ".svg", ".pdf")):
+        raise UserError(f"{args.out}: a figure ends in .png, .svg or .pdf")
+    from unmask import figures
+
+    if args.kind in ("failure-modes", "progress"):
+        runs = drawn(args)
+        made = figures.failure_modes(runs, args.at) if args.kind == "failure-modes" else figures.progress(runs)
+    elif args.kind == "effects" and args.runs and all(run.endswith((".json.gz", ".json")) for run in args.runs):
+        made = figures.effects(figures.samples(drawn(args)))
+    else:
+        records = measured(args)
+        made = {
+            "effects": lambda: figures.effects(figures.samples_of_records(records)),
+            "parallelism": lambda: figures.parallelism(records),
+            "sensitivity": lambda: figures.sensitivity(records),
+            "anchors": lambda: figures.anchors(records),
+        }[args.kind]()
+    figures.write(made, args.out)
+    print(args.out)
+
+
+def drawn(args: argparse.Namespace) -> list[Any]:
+    """The traces of a figure: from files, or decoded now."""
+    from unmask import confidence
+    from unmask import trace as tracing
+
+    if args.runs:
+        return [run for file in args.runs for run in tracing.load(file)]
+    default = "sacm" if args.kind == "progress" else "top-probability,suffix-anchor,sacm"
+    names = [name.strip() for name in (args.methods or default).split(",") if name.strip()]
+    rules = {"probability": confidence.TopProbability, "margin": confidence.TopMargin, "certainty": confidence.Certainty}
+    extra = {"confidence": rules[args.confidence]()} if args.confidence else {}
+    return traced(args, load(args), names, extra | ({"text": args.anchor} if args.anchor else {}))
+
+
+def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The records of a figure: of saved runs, or of runs made now."""
+    from unmask import evaluate, figures
+    from unmask.report import Progress, records
+    from unmask.tasks import find
+
+    if args.runs:
+        return records(args.runs)
+    task = find(args.task or "cups")
+    rows = task.tuning_rows(args.data) if args.kind == "sensitivity" and task.tuning else task.rows.load(task.name, args.data)
+    shots = task.shots.load(task.name, args.data, beside=True) if task.shots else None
+    options = evaluate.Options(length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, cfg=args.cfg, cache=args.cache)
+    out = args.keep or f"runs/figure-{args.kind}-{task.name}"
+    with Progress(sys.stderr) as bar:
+        return figures.afresh(args.kind, load(args), task, evaluate.limited(rows, args.limit), shots, options, out, bar)
 
 
 @command(
