@@ -64,7 +64,7 @@ def run(model, tmp_path_factory):
 def test_the_summary_has_every_figure(run):
     summary, out = run
     assert json.loads((out / "summary.json").read_text()) == summary
-    for name, s in summary["methods"].items():
+    for s in summary["methods"].values():
         named = {"accuracy", "interval", "eot_ratio", "answer_found", "early_answer", "answer_progress", "nfe", "tokens_per_forward"}
         assert named <= set(s)
         assert s["rows"] == 6 and s["nfe"] == 8 and s["tokens_per_forward"] == 4
@@ -130,7 +130,7 @@ def test_a_damaged_run_resumes_to_the_same_end(run, model, tmp_path, damage):
     _, out = run
     source = next(out.glob("sacm-*.jsonl"))
     good = source.read_bytes().splitlines(keepends=True)
-    broken = {"torn": good[:5] + [good[5][:50]], "half a batch": good[:2], "garbage": [*good[:4], b"\x00\xff{]\n"]}[damage]
+    broken = {"torn": [*good[:5], good[5][:50]], "half a batch": good[:2], "garbage": [*good[:4], b"\x00\xff{]\n"]}[damage]
     (tmp_path / source.name).write_bytes(b"".join(broken))
     task = find("cups")
     evaluate(model, task, methods(task, "sacm"), limited(task.rows.load("cups"), 6), None, Options(length=32, steps=8, batch=4), tmp_path)

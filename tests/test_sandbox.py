@@ -164,7 +164,8 @@ def test_without_isolation_it_refuses_unless_told(monkeypatch):
     monkeypatch.setattr(sandbox, "isolation", lambda: "none")
     with pytest.raises(UserError, match="--unisolated-code"):
         run(Program(GOOD, CHECK))
-    assert run(Program(GOOD, CHECK), unisolated=True).passed
+    with pytest.warns(UserWarning, match="WITHOUT isolation"):
+        assert run(Program(GOOD, CHECK), unisolated=True).passed
 
 
 ROW = {

@@ -100,7 +100,8 @@ def test_rows_come_in_every_layout(tmp_path):
 
 
 def test_parquet_and_the_hub_layout(tmp_path, monkeypatch):
-    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow")
+    import pyarrow
     import pyarrow.parquet
 
     (tmp_path / "main").mkdir()
@@ -203,7 +204,7 @@ def test_missing_data_says_which_file_and_where(tmp_path, monkeypatch):
 
 def test_names():
     assert find("MMLU-Pro") is not None and find("math-500").name == "math500" and find("HumanEval").name == "humaneval"
-    with pytest.raises(UserError, match="no task 'gsm9k'; did you mean 'gsm8k'?"):
+    with pytest.raises(UserError, match=r"no task 'gsm9k'; did you mean 'gsm8k'\?"):
         find("gsm9k")
     assert list(tasks())[:8] == ["gsm8k", "math500", "strategyqa", "mmlu_pro", "mathvista", "chartqa", "humaneval", "mbpp"]
 
@@ -212,3 +213,22 @@ def test_made_rows_are_the_same_every_time():
     made = Made(lambda: [{"a": 1}])
     assert made.load("x") == made.load("x")
 
+
+
+def test_few_shots_as_turns():
+    from dataclasses import replace
+
+    row = {"question": "Which?", "options": ["red", "green"], "category": "art"}
+    task = find("mmlu_pro")
+    assert task.ask(row, [SHOT]) == task.render(row, [SHOT])
+    system, asked, answered, last = replace(task, layout="turns").ask(row, [SHOT])
+    assert system["role"] == "system" and system["content"].endswith("where X is the correct letter choice.")
+    assert asked["content"] == "Question:\nOf 2?\nOptions:\nA. one\nB. two\nAnswer: Let's think step by step."
+    assert answered == {"role": "assistant", "content": "Let's think step by step. It is two. The answer is (B)."}
+    assert last["content"] == "Question:\nWhich?\nOptions:\nA. red\nB. green\nAnswer: Let's think step by step."
+    shot = {"text": "Sub.", "test_list": ["assert x"], "code": "def sub(): pass"}
+    turns = replace(find("mbpp"), layout="turns").ask({"text": "Add.", "test_list": ["assert a"]}, [shot])
+    assert [m["role"] for m in turns] == ["user", "assistant", "user"] and turns[1]["content"] == "def sub(): pass\n[DONE]"
+    assert replace(find("gsm8k"), layout="turns").ask({"question": "Q?"}) == "Q: Q?\nA: Let's think step by step."
+    with pytest.raises(UserError, match="flat or turns, not 'rows'"):
+        replace(task, layout="rows").ask(row)

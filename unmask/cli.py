@@ -574,6 +574,7 @@ def grade(args: argparse.Namespace) -> None:
     option("--cfg", type=float, default=0.0, metavar="SCALE"),
     option("--cache", choices=["none", "prefix", "dual", "prefix-lm"]),
     option("--raw", action="store_true", help="no chat template"),
+    option("--layout", choices=["flat", "turns"], help="few-shots in the one prompt (default), or as turns of a conversation"),
     option("--stop", action="append", default=[], metavar="TEXT", help="cut the response at this string (repeatable)"),
     option("--out", metavar="DIR", help="the run's folder (default: runs/MODEL-TASK)"),
     GRADING,
@@ -589,7 +590,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from unmask.methods import method
     from unmask.report import Progress, table_of_summary
 
-    task = replace(task, chat=task.chat and not args.raw, stop=(*task.stop, *args.stop))
+    task = replace(task, chat=task.chat and not args.raw, stop=(*task.stop, *args.stop), layout=args.layout or task.layout)
     names = [name.strip() for name in args.methods.split(",") if name.strip()]
     wanted = settings.parse(args.settings)
     found = {name: evaluation.adapted(task, method(name), wanted) for name in names}

@@ -76,7 +76,8 @@ def recipe(
 ) -> dict[str, Any]:
     """Everything that decides which tokens come out. Two runs with one recipe give the same answers."""
     length = options.length or task.length
-    prompts = hashlib.sha256("\0".join(task.render(row, shots.rows if shots else ()) for row in data.rows).encode())
+    asked = json.dumps([task.ask(row, shots.rows if shots else ()) for row in data.rows], ensure_ascii=False)
+    prompts = hashlib.sha256(asked.encode())
     return {
         "strategy": repr(strategy),
         "denoiser": repr(model.denoiser(options.cfg, options.cache)),
@@ -88,7 +89,7 @@ def recipe(
         "temperature": options.temperature,
         "seed": seed,
         "batch": options.batch,
-        "grading": options.mode or "default",
+        "grading": options.mode or task.mode or "default",
         "frequency_sha256": frequency_hash(model),
         "model": model.name,
         "weights_sha256": model.weights_hash,
@@ -98,6 +99,7 @@ def recipe(
         "anchor": task.anchor,
         "anchor_ids": model.tokens(task.anchor),
         "chat": task.chat,
+        "layout": task.layout,
         "stop": list(task.stop),
         "data_sha256": data.sha256,
         "prompts_sha256": prompts.hexdigest(),
@@ -315,8 +317,9 @@ def run_method(
 
     identity = recipe(model, task, strategy, data, shots, options, seed)
     stem = f"{name}-{digest(identity)[:12]}"
-    prompts = [task.render(row, shots.rows if shots else ()) for row in data.rows]
-    batches = partition([len(model.tokens(prompt)) for prompt in prompts], options.batch)
+    prompts = [task.ask(row, shots.rows if shots else ()) for row in data.rows]
+    texts = [task.render(row, shots.rows if shots else ()) for row in data.rows]
+    batches = partition([len(model.tokens(text)) for text in texts], options.batch)
     lines = folder / f"{stem}.jsonl"
     done = finished(lines, batches)
     seen = {example["index"] for example in done}
@@ -438,7 +441,7 @@ def evaluate(
             "model": model.name,
             "rows": len(data.rows),
             "length": options.length or task.length,
-            "mode": options.mode or "default",
+            "mode": options.mode or task.mode or "default",
             "out": str(folder),
             "methods": {name: together(runs) for name, runs in results.items()},
             "pairs": compared(results),

@@ -104,7 +104,8 @@ def line(record: Record) -> dict[str, Any]:
         "NFE": round(summary["nfe"], 1), "rows": summary["rows"], "accuracy": accuracy, "low": percent(summary["interval"][0]),
         "high": percent(summary["interval"][1]), "paper": cell and cell.accuracy,
         "distance": round(accuracy - cell.accuracy, 2) if cell and accuracy is not None else None, "EOT": round(summary["eot_ratio"], 3),
-        "found": percent(summary["answer_found"]), "early": percent(summary["early_answer"]), "progress": percent(summary["answer_progress"]),
+        "found": percent(summary["answer_found"]), "early": percent(summary["early_answer"]),
+        "progress": percent(summary["answer_progress"]),
         "tokens/forward": round(summary["tokens_per_forward"], 2), "tokens/s": round(summary["tokens_per_second"], 1),
         "spread": percent(summary.get("spread")), "seeds": summary.get("seeds", 1), "strategy": recipe["strategy"],
         "file": record["file"], "table": cell and cell.table,
@@ -393,7 +394,9 @@ def differences(
     columns = max(40, (width or shutil.get_terminal_size((120, 40)).columns))
     for i in flips[:limit]:
         yield f"\n=== {i}  gold: {left[i]['gold']}"
-        yield textwrap.fill(left[i]["prompt"], columns, max_lines=6, placeholder=" ...")
+        asked = left[i]["prompt"]  # text, or the messages of a conversation
+        asked = asked if isinstance(asked, str) else asked[-1]["content"]
+        yield textwrap.fill(asked, columns, max_lines=6, placeholder=" ...")
         yield side_by_side(left[i], right[i], columns)
 
 

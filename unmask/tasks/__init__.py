@@ -49,6 +49,10 @@ class Task:
     image: str = ""  # the field that holds the row's picture (a path, or bytes)
     executes: bool = False  # grading runs generated code: needs --allow-code
     chat: bool = True  # wrap the prompt as one user turn of the model's chat template
+    layout: str = "flat"  # few-shot rows in the one prompt, or as "turns" of a conversation
+    turn: Callable[[Row], tuple[str, str]] | None = None  # a shot as (question, answer), for "turns"
+    header: Callable[[Row], str] | None = None  # what stands before the shots, for "turns": the system message
+    mode: str = ""  # which of `modes` grades where none is asked for; `grade` if empty
     stop: tuple[str, ...] = ()  # cut the response at the first of these; none: graders find the answer in the whole
 
     def identify(self, row: Row, index: int) -> str:
@@ -56,10 +60,26 @@ class Task:
 
     def render(self, row: Row, shots: Sequence[Row] = ()) -> str:
         """The prompt of one row."""
-        return self.prompt(row, self.pick_shots(row, shots) if self.pick_shots else shots)
+        return self.prompt(row, self.picked(row, shots))
+
+    def picked(self, row: Row, shots: Sequence[Row]) -> Sequence[Row]:
+        return self.pick_shots(row, shots) if self.pick_shots else shots
+
+    def ask(self, row: Row, shots: Sequence[Row] = ()) -> str | list[dict[str, str]]:
+        """What the model is given: the prompt, or with `layout="turns"` the shots as a conversation before the question."""
+        if self.layout not in ("flat", "turns"):
+            raise UserError(f"the few-shot layout is flat or turns, not {self.layout!r}")
+        if self.layout == "flat" or self.turn is None:
+            return self.render(row, shots)
+        messages = [{"role": "system", "content": self.header(row)}] if self.header else []
+        for shot in self.picked(row, shots):
+            question, answer = self.turn(shot)
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return [*messages, {"role": "user", "content": self.turn(row)[0]}]
 
     def grader(self, mode: str = "") -> Grader:
         """The default grader, or a parity mode by name."""
+        mode = mode or self.mode
         if mode in ("", "default"):
             return self.grade
         if mode not in self.modes:

@@ -45,6 +45,11 @@ def mbpp_question(row: Row) -> str:
     )
 
 
+def mbpp_turn(row: Row) -> tuple[str, str]:
+    """Question and answer, for few-shots as turns."""
+    return mbpp_question(row), f"{row.get('code', '')}\n[DONE]"
+
+
 # ---------------------------------------------------------------- response -> program
 
 
@@ -203,6 +208,7 @@ TASKS = (
         tuning=mbpp_split("train", 601, 974),
         shots=mbpp_split("prompt", 2, 4),
         prompt=mbpp_prompt,
+        turn=mbpp_turn,
         grade=grade_mbpp,
         anchor="return",
         gold="test_list",

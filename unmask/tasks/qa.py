@@ -68,12 +68,20 @@ LETTERS = "ABCDEFGHIJKLMNOP"
 
 def mmlu_pro_prompt(row: Row, shots: Sequence[Row] = ()) -> str:
     """Each shot is followed by an empty line, as in lm-eval; "N/A" options, which only pad a row, are dropped."""
-    examples = "\n".join(mmlu_pro_question(shot) + " " + reasoning(shot) + "\n" for shot in shots)
-    header = (
+    examples = "".join(f"{mmlu_pro_question(shot)} {reasoning(shot)}\n\n" for shot in shots)
+    return f"{mmlu_pro_header(row)}\n{examples}{mmlu_pro_question(row)} Let's think step by step."
+
+
+def mmlu_pro_header(row: Row) -> str:
+    return (
         f"The following are multiple choice questions (with answers) about {row['category']}.\n"
-        'Think step by step and then finish your answer with "the answer is (X)," where X is the correct letter choice.\n'
+        'Think step by step and then finish your answer with "the answer is (X)," where X is the correct letter choice.'
     )
-    return header + (examples + "\n" if examples else "") + mmlu_pro_question(row) + " Let's think step by step."
+
+
+def mmlu_pro_turn(row: Row) -> tuple[str, str]:
+    """Question and worked answer, for few-shots as turns."""
+    return f"{mmlu_pro_question(row)} Let's think step by step.", reasoning(row) if row.get("cot_content") else ""
 
 
 def mmlu_pro_question(row: Row) -> str:
@@ -193,6 +201,8 @@ TASKS = (
         ),
         pick_shots=same_category,
         prompt=mmlu_pro_prompt,
+        turn=mmlu_pro_turn,
+        header=mmlu_pro_header,
         grade=grade_mmlu_pro,
         modes={"three-stage": three_stage, "lm-eval": lm_eval_first},
         key="question_id",

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -47,6 +48,8 @@ def run(program: Program, timeout: float = TIMEOUT, memory: int = MEMORY, unisol
             "this system cannot isolate generated code (no Linux namespaces for this user): run in a container, "
             "or accept the risk with --unisolated-code"
         )
+    if mode == "none":
+        warnings.warn("generated code runs WITHOUT isolation: it can do all that this user can", stacklevel=2)
     return attempt(program, mode, timeout, memory)
 
 

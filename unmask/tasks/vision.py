@@ -303,6 +303,7 @@ TASKS = (
         prompt=mathvista_prompt,
         grade=grade_mathvista,
         modes={"strict": grade_mathvista, "official": official},
+        mode="strict",
         key="pid",
         group="question_type",
         image="image",
