@@ -135,19 +135,36 @@ def questions(world: str, split: str, count: int, seed: int = 0) -> list[Questio
 # How a response is worded. Weights are uneven so that what is likeliest at one place agrees with what is likeliest at
 # the next, and flat enough that at the start no wording is as sure as a guess of the answer.
 INTROS = {
-    "": 5, "Let us see.": 15, "We go step by step.": 11, "Sure.": 8, "This is how it goes, one by one.": 9, "Start at the start.": 9,
-    "Here we follow each step in turn.": 9, "To find out we take every step slowly, in order.": 9, "Now think.": 8, "I will work it out.": 9,
+    "": 5,
+    "Let us see.": 15,
+    "We go step by step.": 11,
+    "Sure.": 8,
+    "This is how it goes, one by one.": 9,
+    "Start at the start.": 9,
+    "Here we follow each step in turn.": 9,
+    "To find out we take every step slowly, in order.": 9,
+    "Now think.": 8,
+    "I will work it out.": 9,
     "Easy enough if done with care.": 8,
-}  # fmt: skip
+}
 STEPS = {
     "{ordinal} {before}, {operation}: {after}.": 5,
     "{ordinal}, from {before}, {operation} makes {after}.": 3,
     "Step {k}: {before}, {operation} gives {after}.": 3,
 }
 FILLERS = {
-    "Nothing more happens.": 16, "That is all there was.": 12, "Every step was used once.": 10, "No step is left over.": 10, "Done.": 6,
-    "All is well.": 8, "We are sure of it.": 9, "Good.": 5, "It is settled now.": 8, "There is nothing else left to do.": 9, "We know.": 8,
-}  # fmt: skip
+    "Nothing more happens.": 16,
+    "That is all there was.": 12,
+    "Every step was used once.": 10,
+    "No step is left over.": 10,
+    "Done.": 6,
+    "All is well.": 8,
+    "We are sure of it.": 9,
+    "Good.": 5,
+    "It is settled now.": 8,
+    "There is nothing else left to do.": 9,
+    "We know.": 8,
+}
 ANSWERS = {"The answer is {answer}.": 14, "Therefore, the answer is {answer}.": 2, "The answer is: {answer}.": 2, "Answer: {answer}.": 2}
 DIRECT = {1: 0.6, 2: 0.5, 3: 0.2, 4: 0.12, 5: 0.12}  # operations -> share of answers given without reasoning
 OPERATIONS = {1: 2, 2: 3, 3: 3, 4: 6, 5: 6}  # operations -> weight in training
