@@ -311,4 +311,5 @@ class Remask:
         return torch.zeros_like(where).scatter(1, order, low) & where
 
     def extra(self, steps: int) -> int:
-        return (steps if self.rounds is None else self.rounds) * (2 if self.fresh else 1)
+        """Forwards beyond those of the selection rule, at most: a look a round, and one for every slot reopened."""
+        return (steps if self.rounds is None else self.rounds) * (self.k + self.fresh)
