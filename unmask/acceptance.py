@@ -182,7 +182,9 @@ def hashes(*directories: Path) -> dict[str, str]:
     for directory in directories:
         files += [directory / "model.safetensors", directory / "tokenizer.json"]
     root = Path(__file__).parent
-    return {str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+    return {
+        str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
+    }
 
 
 def check_frozen(*directories: Path) -> None:
@@ -190,7 +192,9 @@ def check_frozen(*directories: Path) -> None:
     kept = json.loads(FROZEN.read_text()) if FROZEN.is_file() else {}
     changed = [name for name, value in hashes(*directories).items() if kept.get(name) != value]
     if changed:
-        raise UserError(f"{', '.join(changed)} changed since they were frozen; use --split validation, or freeze again (docs/tiny.md)")
+        raise UserError(
+            f"{', '.join(changed)} changed since they were frozen; use --split validation, or freeze again (docs/tiny.md)"
+        )
 
 
 def share(right: int, asked: int) -> str:
@@ -217,40 +221,33 @@ class Suite:
 
     def gates(self) -> list[tuple[str, str, bool | None]]:
         """(what, figures, passed): they concern the model alone."""
-        rows: list[tuple[str, str, bool | None]] = []
-        for what, kind, limit in (
-            ("answer after the true chain >= 98", "chain", 0.98),
-            ("the same, anchored", "anchored", 0.98),
-        ):
-            rows.append(
-                self._gate(what, "probes", lambda r, kind=kind: r[kind], lambda x, world, limit=limit: x >= limit)
-            )
-        rows.append(
+
+        def chance(world: str) -> float:
+            return toy.WORLDS[world].chance
+
+        return [
+            self._gate("answer after the true chain >= 98", "probes", "chain", lambda x, world: x >= 0.98),
+            self._gate("the same, 20 slots before the end", "probes", "anchored", lambda x, world: x >= 0.98),
+            self._gate("left to right, reasoning, >= 90", "left-to-right", "right", lambda x, world: x >= 0.9),
             self._gate(
-                "left to right, reasoning, >= 90",
-                "left-to-right",
-                lambda r: r["right"] / r["asked"],
-                lambda x, world: x >= 0.9,
-            )
-        )
-        for kind in ("direct", "glance"):
-            rows.append(self._gate(f"{kind} answer at most 20 above chance", "probes", lambda r, kind=kind: r[kind],
-                                   lambda x, world: x <= toy.WORLDS[world].chance + 0.2))  # fmt: skip
-        rows.append(
-            self._gate(
-                "top-probability's EOT ratio >= .6", "top-probability", lambda r: r["eot"], lambda x, world: x >= 0.6
-            )
-        )
-        return rows
+                "direct answer at most 20 above chance", "probes", "direct", lambda x, world: x <= chance(world) + 0.2
+            ),
+            self._gate("glance at most 20 above chance", "probes", "glance", lambda x, world: x <= chance(world) + 0.2),
+            self._gate("top-probability's EOT ratio >= 60", "top-probability", "eot", lambda x, world: x >= 0.6),
+        ]
 
     def _gate(
-        self, what: str, run: str, figure: Callable[[dict[str, Any]], float], passes: Callable[[float, str], bool]
+        self, what: str, run: str, kind: str, passes: Callable[[float, str], bool]
     ) -> tuple[str, str, bool | None]:
         found = self.of(run)
         if not found:
             return what, "not run", None
-        text = ", ".join(f"{r['world']} {100 * figure(r):.1f}" for r in found)
-        return what, text, all(passes(figure(r), r["world"]) for r in found)
+        shares = {r["world"]: r[kind] / r["asked"] if kind == "right" else r[kind] for r in found}
+        counted = {world: share(round(x * found[0]["count"]), found[0]["count"]) for world, x in shares.items()}
+        text = ", ".join(
+            f"{world} {f'{100 * shares[world]:.1f}' if kind == 'eot' else counted[world]}" for world in shares
+        )
+        return what, text, all(passes(x, world) for world, x in shares.items())
 
     def predictions(self) -> list[tuple[str, str, bool | None]]:
         """The paper's, on the suite's average. A tie is a difference within the two intervals' reach."""

@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
@@ -82,7 +82,8 @@ def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
 
 def optimizers(module: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for the rest (and for adapters)."""
-    hidden, rest = [], []
+    hidden: list[Tensor] = []
+    rest: list[Tensor] = []
     for name, p in module.named_parameters():
         if p.requires_grad:
             inside = p.ndim == 2 and (".blocks." in name or ".layers." in name) and "lora_" not in name
@@ -101,7 +102,7 @@ class Batch:
     length: int  # L
 
     def to(self, device: Any) -> Batch:
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **moved)
 
 
