@@ -26,7 +26,6 @@ COMPOSED = {
         METHODS["sacm"], select=selection.EntropyBound(0.5), defer=modifiers.SuppressEOT()
     ),
     "sacm + remasking": replace(METHODS["sacm"], remask=selection.Remask(k=2), select=selection.Quota(selection.Fixed(2))),
-    "threshold + remasking": Strategy(select=selection.Threshold(0.9), remask=selection.Remask(k=2, rounds=3)),
     "suppression + remasking in blocks": Strategy(
         defer=modifiers.SuppressEOT(), remask=selection.Remask(k=1, rounds=4, fresh=False), block=5
     ),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from unmask.errors import UserError
+
 if TYPE_CHECKING:
     from unmask.step import Step
 
@@ -289,8 +291,9 @@ class Remask:
 
     def open_rows(self, step: Step) -> Tensor:
         """(B,) bool: the row is in its rounds."""
-        schedule = getattr(step.strategy.select, "schedule", None) or Fixed(1)
-        begun = (step.opened * self.after).long() // schedule(step).clamp(min=1)
+        if not isinstance(step.strategy.select, Quota):
+            raise UserError("remasking decodes as many slots as it reopens: it goes with select=Quota(...) only")
+        begun = (step.opened * self.after).long() // step.strategy.select.schedule(step).clamp(min=1)
         rounds = step.steps if self.rounds is None else self.rounds
         return (step.index >= begun) & (step.index < begun + rounds) & (step.opened > 0)
 
@@ -311,5 +314,5 @@ class Remask:
         return torch.zeros_like(where).scatter(1, order, low) & where
 
     def extra(self, steps: int) -> int:
-        """Forwards beyond those of the selection rule, at most: a look a round, and one for every slot reopened."""
-        return (steps if self.rounds is None else self.rounds) * (self.k + self.fresh)
+        """Forwards beyond those of the selection rule: in every round one that decodes, and one that looks."""
+        return (steps if self.rounds is None else self.rounds) * (1 + self.fresh)
