@@ -473,7 +473,7 @@ def start(
         what = hashlib.sha256(Path(data).read_bytes()).hexdigest()
     else:
         source, what = toys(tasks or [], recipe), ",".join(tasks or [])
-        probes = lambda m: probe(m, tokenizer, tasks or [], "validation", 100, recipe.length)  # noqa: E731
+        probes = lambda m: probe(m, tokenizer, list(dict.fromkeys(tasks or [])), "validation", 100, recipe.length)  # noqa: E731
     log = train(
         module,
         tokenizer,

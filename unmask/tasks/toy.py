@@ -220,14 +220,14 @@ def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: in
     """The (prompt, response) pairs of one training step and their response length.
 
     Some batches are one-operation questions answered at once: they alone show a table entry with no copy of the result
-    to read off. The others begin with chains of one and two operations on a short canvas, go on to three, and from 30 %
-    of the training on (`done`) are mostly chains as they are tested.
+    to read off. They are every second one in the first 30 % of the training (`done`) and every fourth after. The others
+    are mostly chains as they are tested, with a stretch of short chains on a shorter canvas between 30 and 47 %.
     """
     rng = Random(f"{seed}/{step}")
-    if step % 4 == 0:
+    if step % (2 if done < 0.3 else 4) == 0:
         asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(3 * batch)]
         return [(q.prompt, _entry(q, rng)) for q in asked], 16
-    short = done < 0.25 or rng.random() < 0.3
+    short = 0.3 <= done < 0.47 or rng.random() < 0.3
     operations = {k: weight for k, weight in OPERATIONS.items() if (k <= 3) == short or rng.random() < 0.1}
     room = length * 7 // 12 if max(operations) <= 3 else length
     asked = [ask(WORLDS[rng.choice(worlds)], rng, int(_pick(rng, operations))) for _ in range(batch)]  # type: ignore[call-overload]
