@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -305,10 +306,10 @@ def traced(args: argparse.Namespace, model: Any, names: list[str], extra: dict[s
     for name, (strategy, _) in found.items():
         made = record(
             model, [row.get("messages") or row["prompt"] for row in asked], name, strategy,
-            images=pictures(args, asked), **decoding(args),
+            images=pictures(args, asked), stop=task.stop if task else (), **decoding(args),
         )  # fmt: skip
         for row, run in zip(asked, made, strict=True):
-            correct = bool(task.grade(task.cut(run.text), row["row"]).correct) if task and not task.executes else None
+            correct = bool(task.grade(run.text, row["row"]).correct) if task and not task.executes else None
             runs.append(replace(run, gold=row.get("gold"), correct=correct))
     return runs
 
@@ -753,6 +754,8 @@ def main(argv: list[str] | None = None) -> None:
     if not args.command:
         parser().print_help()
         return
+    for library in ("torchao", "torch.utils._pytree"):  # they warn about each other whenever transformers is imported
+        logging.getLogger(library).setLevel(logging.ERROR)
     try:
         COMMANDS[args.command][0](args)
     except UserError as error:

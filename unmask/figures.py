@@ -24,7 +24,7 @@ SCORE, BASE, NEW, ANCHOR = "#0072B2", "#C4C9CF", "#D55E00", "#F0B429"
 LINES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"),
          ("#7F7F7F", "*"))  # fmt: skip
 EARLY, BINS = 0.15, 32  # Fig. 2: the first 15 % of steps, over 32 bins of the response
-STYLE = {"font.size": 7.5, "axes.titlesize": 8, "axes.labelsize": 7.5, "legend.fontsize": 6.5, "xtick.labelsize": 6.5,
+STYLE: Any = {"font.size": 7.5, "axes.titlesize": 8, "axes.labelsize": 7.5, "legend.fontsize": 6.5, "xtick.labelsize": 6.5,
          "ytick.labelsize": 6.5, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "pdf.fonttype": 42,
          "svg.fonttype": "path", "svg.hashsalt": "unmask", "figure.dpi": 100, "lines.linewidth": 1.3, "lines.markersize": 4}  # fmt: skip
 

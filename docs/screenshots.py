@@ -1,0 +1,97 @@
+"""Makes the pictures in docs/ by the commands that stand beside them in the README: python docs/screenshots.py [NAME ...]
+
+Needs the bundled model, matplotlib, Playwright and chromium (UNMASK_CHROMIUM says where, if it is not in the PATH).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+# Which question is shown: one that plain and anchored decoding get wrong and SACM right, chosen to show the mechanism; how
+# often each is right is what the figures over many questions say.
+TASK, ROW = os.environ.get("UNMASK_TASK", "stories"), os.environ.get("UNMASK_ROW", "4")
+TRACE = ["trace", "--task", TASK, "--rows", ROW, "--methods", "top-probability,suffix-anchor,sacm"]
+FIGURES = {
+    "failure-modes": ["figure", "failure-modes", "--task", TASK, "--rows", ROW],
+    "progress": ["figure", "progress", "--task", TASK, "--rows", ROW],
+    "effects": ["figure", "effects", "--task", TASK, "--limit", "48"],
+    "parallelism": ["figure", "parallelism", "--task", TASK, "--limit", "48"],
+    "sensitivity": ["figure", "sensitivity", "--task", TASK, "--limit", "48"],
+    "anchors": ["figure", "anchors", "--task", TASK, "--limit", "48"],
+}
+# name: width, height, colour scheme, how far along, and whether a token is pointed at
+PAGES = {"replay": (1280, 1120, "light", 0.3, True), "replay-dark": (1280, 1120, "dark", 0.6, False), "replay-phone": (390, 844, "light", 0.5, False)}
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+
+def unmask(*arguments: str) -> None:
+    print("unmask", *arguments, flush=True)
+    subprocess.run([sys.executable, "-m", "unmask", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def pages(names: list[str]) -> None:
+    from playwright.sync_api import sync_playwright
+
+    chromium = os.environ.get("UNMASK_CHROMIUM") or shutil.which("chromium")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        replay = Path(folder) / "replay.html"
+        unmask(*TRACE, "-o", str(replay))
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        for name in names:
+            width, height, scheme, share, point = PAGES[name]
+            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page.set_default_timeout(120_000)
+            page.goto(replay.as_uri())
+            last = int(page.get_attribute("input[type=range]", "max"))
+            page.fill("input[type=range]", str(round(share * last)))
+            if point:
+                page.hover(".um-run >> nth=0 >> .um-new >> nth=0")
+            page.screenshot(path=DOCS / f"{name}.png")
+            print(DOCS / f"{name}.png")
+        browser.close()
+
+
+def live() -> None:
+    """The last screen of `unmask compare --live`, as the terminal shows it."""
+    from rich.console import Console
+
+    import unmask as package
+    from unmask.evaluate import adapted
+    from unmask.live import Column, View
+    from unmask.tasks import find
+
+    model, task = package.load("tiny"), find(TASK)
+    row = task.rows.load(task.name, None).rows[int(ROW)]
+    columns = []
+    for name in ("top-probability", "suffix-anchor", "sacm"):
+        columns.append(column := Column(name, model))
+        made = package.generate(model, row["question"], adapted(task, package.METHODS[name], {})[0], length=task.length, watch=[column])
+        column.finish(f"{made.forwards} forwards, EOT {made.eot_ratio:.2f}")
+    console = Console(record=True, width=120, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    console.print(View(columns, whole=True))
+    console.save_svg(str(DOCS / "live.svg"), title='unmask compare "..." --live')
+    print(DOCS / "live.svg")
+
+
+def main(names: list[str]) -> None:
+    wanted = names or [*PAGES, *FIGURES, "live"]
+    if unknown := set(wanted) - {*PAGES, *FIGURES, "live"}:
+        sys.exit(f"no picture {', '.join(sorted(unknown))}; there are {', '.join([*PAGES, *FIGURES, 'live'])}")
+    if some := [name for name in wanted if name in PAGES]:
+        pages(some)
+    for name in wanted:
+        if name in FIGURES:
+            unmask(*FIGURES[name], "-o", str(DOCS / f"{name}.png"))
+    if "live" in wanted:
+        live()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
