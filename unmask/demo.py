@@ -26,7 +26,7 @@ def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("re
     tasks = [find(name) for name in TASKS]
     one = tasks[0].rows.load(tasks[0].name, None).rows[0]
     console.print(f"\n[bold]{one['question']}[/bold]  (right: {one['answer']})")
-    console.print("Lighter boxes were decoded earlier; · is still masked; ∅ is end of text; [anchor] was pinned.\n")
+    console.print("Lighter boxes were decoded earlier; ∅ is end of text; what stands in [brackets] was pinned.\n", markup=False)
     columns = []
     for name in METHODS:
         columns.append(column := Column(name, model))
