@@ -26,8 +26,8 @@ TIMED = {"seconds", "tokens_per_second", "text_tokens_per_second"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The bundled model, or one of random weights where there is none."""
-    return BUNDLED if BUNDLED.exists() else checkpoints.llada(tmp_path_factory.mktemp("model") / "small")
+    """Random weights, four times smaller than the bundled model: what is tested here is the bookkeeping."""
+    return checkpoints.llada(tmp_path_factory.mktemp("model") / "small")
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +139,13 @@ def test_a_damaged_run_resumes_to_the_same_end(run, model, tmp_path, damage):
 
 def test_kill_9_loses_nothing_and_resumes_to_the_same_summary(folder, tmp_path):
     """A real process, really killed."""
-    command = ["eval", "--model", str(folder), "--task", "stories", "--methods", "sacm,uniform", "--limit", "40", "--batch", "2",
-               "--length", "48", "--json"]  # fmt: skip
+    command = ["eval", "--model", str(folder), "--task", "stories", "--methods", "sacm,uniform", "--limit", "16", "--batch", "2",
+               "--length", "32", "--steps", "8", "--json"]  # fmt: skip
     process = subprocess.Popen([*CLI, *command, "--out", str(tmp_path / "a")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         written = sum(file.read_bytes().count(b"\n") for file in (tmp_path / "a").glob("*.jsonl"))
-        if written >= 6:
+        if written >= 4:
             break
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -220,6 +220,10 @@ def test_bad_input_is_one_line_before_anything_is_written(model, tmp_path, capsy
     with pytest.raises(UserError, match="no grading mode"):
         evaluate(model, task, {}, data, None, Options(mode="strange"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
+    long = Loaded([{"question": "word " * 600, "answer": "red"}], "mine", "local", "0")
+    with pytest.raises(UserError, match=r"row 0 of cups takes \d+ tokens with its response; .* was made for 512"):
+        evaluate(model, task, methods(task, "sacm"), long, None, Options(), tmp_path / "y")
+    assert not list((tmp_path / "y").glob("*.json*"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write in"):
         evaluate(model, task, methods(task, "sacm"), data, None, Options(length=32), tmp_path / "file" / "x")
@@ -315,7 +319,7 @@ def test_grade_names_the_line_at_fault(tmp_path, capsys, line, message):
 
 @pytest.mark.skipif(not BUNDLED.exists(), reason="no bundled model")
 def test_the_bundled_model_end_to_end(tmp_path, capsys):
-    main(["eval", "--task", "cups", "--methods", "sacm,top-probability", "--limit", "12", "--out", str(tmp_path), "--json"])
+    main(["eval", "--task", "cups", "--methods", "sacm,top-probability", "--limit", "8", "--steps", "16", "--out", str(tmp_path), "--json"])
     found = json.loads(capsys.readouterr().out)["methods"]
     assert found["sacm"]["answer_found"] == 1 and found["sacm"]["eot_ratio"] < found["top-probability"]["eot_ratio"]
 

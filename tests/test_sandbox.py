@@ -26,12 +26,22 @@ def test_right_programs_pass_and_wrong_ones_say_why():
             Program("def f(x:", CHECK),
             Program("def f(x):\n    while True: pass", CHECK),
         ],
-        timeout=3,
+        timeout=2,
     )
     assert right == (True, "passed")
     assert wrong == (False, "AssertionError")
     assert broken == (False, "SyntaxError")
     assert slow == (False, "timeout")
+
+
+@needs_namespaces
+def test_time_is_cpu_time_and_sleepers_are_not_waited_for_forever(monkeypatch):
+    assert run(Program("import time\ntime.sleep(1.5)\n" + GOOD, CHECK), timeout=1).passed  # it used none of its second
+    monkeypatch.setattr(sandbox, "PATIENCE", 1)
+    assert run(Program("import time\ntime.sleep(99)", CHECK), timeout=2) == (False, "timeout")
+    deaf = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
+    monkeypatch.setattr(sandbox, "PATIENCE", 30)
+    assert not run(Program(deaf, CHECK), timeout=1).passed
 
 
 @needs_namespaces
@@ -97,7 +107,7 @@ def test_hostile_programs_score_zero_and_leave_nothing(tmp_path):
     port = str(listener.getsockname()[1])
     os.chmod(tmp_path, 0o777)
     programs = [Program(code.replace("PORT", port).replace("OUTSIDE", str(tmp_path)), CHECK) for code in HOSTILE.values()]
-    outcomes = dict(zip(HOSTILE, run_many(programs, timeout=4), strict=True))
+    outcomes = dict(zip(HOSTILE, run_many(programs, timeout=3), strict=True))
     assert {name: outcome for name, outcome in outcomes.items() if outcome.passed} == {}
     assert list(tmp_path.iterdir()) == []
     listener.settimeout(0.1)

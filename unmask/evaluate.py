@@ -319,7 +319,14 @@ def run_method(
     stem = f"{name}-{digest(identity)[:12]}"
     prompts = [task.ask(row, shots.rows if shots else ()) for row in data.rows]
     texts = [task.render(row, shots.rows if shots else ()) for row in data.rows]
-    batches = partition([len(model.tokens(text)) for text in texts], options.batch)
+    sizes = [len(model.tokens(text)) for text in texts]
+    batches = partition(sizes, options.batch)
+    raw = not task.chat or not model.chats
+    if model.context and not task.image:  # the longest comes last: better to know before the others are decoded
+        longest = max(range(len(sizes)), key=sizes.__getitem__)
+        if (need := len(model.encode(prompts[longest], raw=raw)) + identity["length"]) > model.context:
+            row = task.identify(data.rows[longest], longest)
+            raise UserError(f"row {row} of {task.name} takes {need} tokens with its response; {model.name} was made for {model.context}")
     lines = folder / f"{stem}.jsonl"
     done = finished(lines, batches)
     seen = {example["index"] for example in done}
@@ -343,7 +350,7 @@ def run_method(
         made = generate(
             model, [prompts[i] for i in batch], strategy, length=identity["length"], steps=options.steps, batch=options.batch,
             seed=[seed * 1_000_000 + i for i in batch], temperature=options.temperature, cfg=options.cfg, cache=options.cache,
-            raw=not task.chat or not model.chats, stop=task.stop, **asked,
+            raw=raw, stop=task.stop, **asked,
         )  # fmt: skip
         grades = grade_all(task, [(g.text, data.rows[i]) for i, g in zip(batch, made, strict=True)], options)
         examples = []

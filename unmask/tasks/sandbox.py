@@ -26,7 +26,8 @@ from typing import NamedTuple
 from unmask.errors import UserError
 
 JAIL = Path(__file__).with_name("jail.py")
-TIMEOUT = 15.0  # seconds: one of MBPP's reference solutions takes eight on a slow machine
+TIMEOUT = 15.0  # seconds of CPU time: one of MBPP's reference solutions takes eight on a slow machine
+PATIENCE = 4  # seconds on the clock for each of those, so that a score does not depend on what else the machine does
 MEMORY = 1024  # megabytes of address space
 
 
@@ -41,7 +42,8 @@ class Program(NamedTuple):
 
 
 def run(program: Program, timeout: float = TIMEOUT, memory: int = MEMORY, unisolated: bool = False) -> Outcome:
-    """Does the program's code pass its tests? `unisolated` allows running where the kernel offers no namespaces."""
+    """Does the program's code pass its tests within `timeout` seconds of CPU time (PATIENCE times that on the clock)?
+    `unisolated` allows running where the kernel offers no namespaces."""
     mode = isolation()
     if mode == "none" and not unisolated:
         raise UserError(
@@ -78,14 +80,14 @@ def isolation() -> str:
 
 
 def attempt(program: Program, mode: str, timeout: float, memory: int) -> Outcome:
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE * timeout
     folder = tempfile.mkdtemp(prefix="unmask-code-")  # the place of the private file system; itself never written to
     os.chmod(folder, 0o755)
     ours, theirs = socket.socketpair()
     other_uid = 200_000 + secrets.randbelow(1_000_000)
     command = [sys.executable, "-I", "-B", str(JAIL), mode, str(theirs.fileno()), folder, str(other_uid)]
     child = subprocess.Popen(
-        [*command, str(int(timeout) + 1), str(memory)],
+        [*command, str(max(1, round(timeout))), str(memory)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -126,7 +128,8 @@ def verdict(said: bytes | None) -> Outcome:
     if said is None:
         return Outcome(False, "timeout")
     if said.startswith(b"fail "):
-        return Outcome(False, said[5:65].decode("ascii", "replace"))
+        name = said[5:65].decode("ascii", "replace")
+        return Outcome(False, "timeout" if name == "OutOfTime" else name)
     return Outcome(False, "died")
 
 

@@ -107,8 +107,14 @@ def split_of(world: str, start: str, operations: Sequence[str]) -> str:
 def ask(world: World, rng: Random, operations: int, split: str = "train") -> Question:
     """A question with so many operations from a split."""
     while True:
-        start = rng.choice(world.states)
-        chain = tuple(rng.choice(list(world.moves)) for _ in range(operations))
+        state = start = rng.choice(world.states)
+        chain: tuple[str, ...] = ()
+        for _ in range(operations):
+            operation = rng.choice(list(world.moves))
+            # half of all swaps leave the ball where it is; trained on so many, the model learns to copy and never to swap
+            if split == "train" and world.moves[operation][state] == state and rng.random() < 0.7:
+                operation = rng.choice([name for name, move in world.moves.items() if move[state] != state])
+            chain, state = (*chain, operation), world.moves[operation][state]
         if split_of(world.name, start, chain) == split:
             break
     end, asked, answer = world.follow(start, chain)[-1], "", ""
