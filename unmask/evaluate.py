@@ -325,8 +325,8 @@ def run_method(
     if model.context and not task.image:  # the longest comes last: better to know before the others are decoded
         longest = max(range(len(sizes)), key=sizes.__getitem__)
         if (need := len(model.encode(prompts[longest], raw=raw)) + identity["length"]) > model.context:
-            row = task.identify(data.rows[longest], longest)
-            raise UserError(f"row {row} of {task.name} takes {need} tokens with its response; {model.name} was made for {model.context}")
+            which = task.identify(data.rows[longest], longest)
+            raise UserError(f"row {which} of {task.name} takes {need} tokens with its response; {model.name} was made for {model.context}")
     lines = folder / f"{stem}.jsonl"
     done = finished(lines, batches)
     seen = {example["index"] for example in done}

@@ -260,6 +260,7 @@ def plot(found: Sequence[Record], path: Path) -> None:
                         axis.scatter(*zip(*stated, strict=True), marker="x", color=f"C{index % 10}", s=60)
             axis.set_xlabel(name)
             axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter("{x:g}")
             axis.set_title(f"{Path(model).name}, {task}", fontsize=10)
             axis.grid(alpha=0.3)
         pair[0].set_ylabel("accuracy, % (bars: 95 %, x: paper)")
