@@ -78,7 +78,7 @@ def test_gsm8k_parity_modes_are_as_lm_eval_has_them():
     [
         (r"\dfrac34", r"\frac{3}{4}", "string"), ("0.75", r"\frac{3}{4}", "number"), ("3/4", r"\frac{3}{4}", "number"),
         (r"1\frac{1}{2}", "1.5", "number"), ("1 1/2", r"\frac32", "number"), ("x = 5", "5", "string"), (r"5\%", "5", "string"),
-        ("1, -2", "-2,1", "list"), (r"\{1,2\}", r"\{2,1\}", "list"), ("(1,2)", "(2,1)", ""), (r"90^\circ", "90", "string"),
+        ("1, -2", "-2,1", "list"), ("x=5 or x=7", "5,7", "list"), (r"\{1,2\}", r"\{2,1\}", "list"), ("(1,2)", "(2,1)", ""), (r"90^\circ", "90", "string"),
         (r"\$32,348", r"\$32,\!348", "string"), (r"5\text{ cm}", "5", "string"), ("5 cm", r"5\text{ cm}", "number"),
         (r"\text{Evelyn}", "evelyn", "string"), ("52", "52_8", ""), (r"\frac{3}{4", r"\frac{3}{4}", ""), ("0.333", r"\frac{1}{3}", ""),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", "string"), ("5", "6", ""), ("", "6", ""),
@@ -190,7 +190,7 @@ def test_mathvista_official_turns_silence_into_hits_and_strict_does_not():
         ("The answer is $40 million.", "40", True), ("The answer is 0.01", "0", False), ("The answer is 0", "0", True),
         ("The answer is U.S.", "U.S.", True), ("The answer is **Inspired.**", "Inspired", True), ("The answer is St. Lucia.", "St. Lucia", True),
         ("The answer is [b, a]", "[a, b]", True), ("The answer is Yes. The bar is tall.", "Yes", True), ("No", "no", True),
-        ("The answer is Spain", "France", False),
+        ("The answer is Spain", "France", False), ("The answer is about 41.", "40", True), ("The answer is the Moon.", "Moon", True),
     ],
 )  # fmt: skip
 def test_chartqa(text, gold, correct):

@@ -215,7 +215,8 @@ def same_list(a: str, b: str) -> bool:
                 part = ""
             else:
                 part += c
-        return sorted(str(exact(p.strip()) or p.strip()) for p in [*parts, part]) if parts or braces else None
+        stated = [re.sub(r"^[a-z]=", "", p.strip()) for p in [*parts, part]]  # x=5, x=7
+        return sorted(p if (value := exact(p)) is None else str(value) for p in stated) if parts or braces else None
 
     x, y = items(a), items(b)
     return x is not None and x == y

@@ -232,7 +232,7 @@ def grade_chartqa(text: str, row: Row) -> Grade:
 
 def relaxed(found: str, gold: str) -> str:
     """Which comparison holds: "exact", "list", "within 5 %"; "" if none does."""
-    if same_words(found, gold):
+    if same_words(found, gold) or same_words(re.sub(r"^[Tt]he ", "", found), gold):
         return "exact"
     if gold.startswith("[") and gold.endswith("]"):
         return "list" if items(found) == items(gold) else ""
@@ -252,6 +252,7 @@ def items(text: str) -> set[str]:
 
 
 def as_number(text: str, units: bool) -> float | None:
+    text = re.sub(r"^(?:approximately|about|around|roughly|nearly|almost) ", "", text.strip(), flags=re.I) if units else text
     tail = r"\s*(?:[A-Za-z°€£][\w%°€£ .'/-]*)?" if units else ""
     match = re.fullmatch(
         rf"\W*?(-?)\$?\s*((?:\d{{1,3}}(?:,\d{{3}})+|\d+)?(?:\.\d+)?)\s*%?{tail}", text.strip().strip("$€£~≈ ")
