@@ -6,6 +6,7 @@ Needs the bundled model, matplotlib, Playwright and chromium (UNMASK_CHROMIUM sa
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,20 +14,23 @@ import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-# Which question is shown: one that plain and anchored decoding get wrong and SACM right, chosen to show the mechanism; how
-# often each is right is what the figures over many questions say.
-TASK, ROW = os.environ.get("UNMASK_TASK", "stories"), os.environ.get("UNMASK_ROW", "4")
-TRACE = ["trace", "--task", TASK, "--rows", ROW, "--methods", "top-probability,suffix-anchor,sacm"]
+TASK = os.environ.get("UNMASK_TASK", "stories")
+METHODS = ("top-probability", "suffix-anchor", "sacm")
+ONE = ("failure-modes", "progress")  # figures of one question
 FIGURES = {
-    "failure-modes": ["figure", "failure-modes", "--task", TASK, "--rows", ROW],
-    "progress": ["figure", "progress", "--task", TASK, "--rows", ROW],
+    "failure-modes": ["figure", "failure-modes", "--task", TASK],
+    "progress": ["figure", "progress", "--task", TASK],
     "effects": ["figure", "effects", "--task", TASK, "--limit", "48"],
     "parallelism": ["figure", "parallelism", "--task", TASK, "--limit", "48"],
     "sensitivity": ["figure", "sensitivity", "--task", TASK, "--limit", "48"],
     "anchors": ["figure", "anchors", "--task", TASK, "--limit", "48"],
 }
 # name: width, height, colour scheme, how far along, and whether a token is pointed at
-PAGES = {"replay": (1280, 1120, "light", 0.3, True), "replay-dark": (1280, 1120, "dark", 0.6, False), "replay-phone": (390, 844, "light", 0.5, False)}
+PAGES = {
+    "replay": (1280, 1190, "light", 0.3, True),
+    "replay-dark": (1280, 1190, "dark", 0.6, False),
+    "replay-phone": (390, 844, "light", 0.5, False),
+}
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 
@@ -36,13 +40,33 @@ def unmask(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "unmask", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def pages(names: list[str]) -> None:
+def question() -> str:
+    """The number of the first question that plain and anchored decoding get wrong and SACM right: chosen to show the
+    mechanism. How often each method is right is for the figures over many questions to say. UNMASK_ROW decides otherwise."""
+    if row := os.environ.get("UNMASK_ROW"):
+        return row
+    import unmask as package
+    from unmask.evaluate import adapted
+    from unmask.tasks import find
+
+    model, task = package.load("tiny"), find(TASK)
+    rows = task.rows.load(task.name, None).rows[:24]
+    right = {}
+    for name in METHODS:
+        strategy = adapted(task, package.METHODS[name], {})[0]
+        made = package.generate(model, [task.render(row) for row in rows], strategy, length=task.length, batch=24)
+        right[name] = [bool(task.grade(g.text, row).correct) for g, row in zip(made, rows, strict=True)]
+    plain, anchored, ours = right.values()
+    return str(next((i for i in range(len(rows)) if ours[i] and not plain[i] and not anchored[i]), 0))
+
+
+def pages(names: list[str], row: str) -> None:
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("UNMASK_CHROMIUM") or shutil.which("chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         replay = Path(folder) / "replay.html"
-        unmask(*TRACE, "-o", str(replay))
+        unmask("trace", "--task", TASK, "--rows", row, "--methods", ",".join(METHODS), "-o", str(replay))
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         for name in names:
             width, height, scheme, share, point = PAGES[name]
@@ -51,6 +75,7 @@ def pages(names: list[str]) -> None:
             page.goto(replay.as_uri())
             last = int(page.get_attribute("input[type=range]", "max"))
             page.fill("input[type=range]", str(round(share * last)))
+            page.evaluate("document.activeElement.blur()")
             if point:
                 page.hover(".um-run >> nth=0 >> .um-new >> nth=0")
             page.screenshot(path=DOCS / f"{name}.png")
@@ -58,7 +83,7 @@ def pages(names: list[str]) -> None:
         browser.close()
 
 
-def live() -> None:
+def live(row_number: str) -> None:
     """The last screen of `unmask compare --live`, as the terminal shows it."""
     from rich.console import Console
 
@@ -68,15 +93,16 @@ def live() -> None:
     from unmask.tasks import find
 
     model, task = package.load("tiny"), find(TASK)
-    row = task.rows.load(task.name, None).rows[int(ROW)]
+    row = task.rows.load(task.name, None).rows[int(row_number)]
     columns = []
-    for name in ("top-probability", "suffix-anchor", "sacm"):
+    for name in METHODS:
         columns.append(column := Column(name, model))
         made = package.generate(model, row["question"], adapted(task, package.METHODS[name], {})[0], length=task.length, watch=[column])
         column.finish(f"{made.forwards} forwards, EOT {made.eot_ratio:.2f}")
     console = Console(record=True, width=120, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(View(columns, whole=True))
-    console.save_svg(str(DOCS / "live.svg"), title='unmask compare "..." --live')
+    svg = console.export_svg(title='unmask compare "..." --live')
+    (DOCS / "live.svg").write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S))  # fonts that would be fetched
     print(DOCS / "live.svg")
 
 
@@ -84,13 +110,14 @@ def main(names: list[str]) -> None:
     wanted = names or [*PAGES, *FIGURES, "live"]
     if unknown := set(wanted) - {*PAGES, *FIGURES, "live"}:
         sys.exit(f"no picture {', '.join(sorted(unknown))}; there are {', '.join([*PAGES, *FIGURES, 'live'])}")
+    row = question() if {*PAGES, *ONE, "live"} & set(wanted) else "0"
     if some := [name for name in wanted if name in PAGES]:
-        pages(some)
+        pages(some, row)
     for name in wanted:
         if name in FIGURES:
-            unmask(*FIGURES[name], "-o", str(DOCS / f"{name}.png"))
+            unmask(*FIGURES[name], *(["--rows", row] if name in ONE else []), "-o", str(DOCS / f"{name}.png"))
     if "live" in wanted:
-        live()
+        live(row)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -58,7 +59,7 @@ DECODING = together(
     option("--steps", type=int, metavar="T", help="decoding steps (default: the method's pace, L / 2 in the paper)"),
     option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
            help="a setting of the method: kappa=12, gamma=0, text='Answer:', at=-40, block=64, tau=0.8 (repeatable)"),
-    option("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)"),
+    option("--temperature", type=float, help="0 takes the likeliest token (default: the method's own, 0 for nearly all)"),
     option("--seed", type=int, default=0),
     option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance"),
     option("--cache", choices=["none", "prefix", "dual", "prefix-lm"],
@@ -103,13 +104,15 @@ def rows(text: str | None, prompts: str | None) -> list[dict[str, Any]]:
     if text is not None:
         return [{"prompt": sys.stdin.read() if text == "-" else text}]
     try:
-        content = sys.stdin.read() if prompts == "-" else Path(str(prompts)).read_text()
+        content = sys.stdin.read() if prompts == "-" else Path(str(prompts)).read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{prompts} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{prompts} is not UTF-8 text (byte {error.start})") from error
     if prompts != "-" and not str(prompts).endswith((".jsonl", ".json")):
         return [{"prompt": content}]
     found = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):  # not splitlines: a prompt may hold U+2028
         if not line.strip():
             continue
         try:
@@ -142,9 +145,12 @@ def progress(items: Iterable[Any], total: int, what: str) -> Iterator[Any]:
         yield from items
         return
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
-    yield from track(items, description=what, total=total, console=Console(stderr=True), transient=True)
+    # What is printed meanwhile goes where it was sent: rich would take standard output along to the bar's console.
+    bar = Progress(console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
+    with bar:
+        yield from bar.track(items, total=total, description=what)
 
 
 def watched(args: argparse.Namespace, prompts: int) -> bool:
@@ -203,7 +209,7 @@ def generate(args: argparse.Namespace) -> None:
         raise UserError(f"--samples is at least 1, not {args.samples}")
     images, live = pictures(args, asked), watched(args, len(asked) * args.samples)
     model = load(args)
-    stream = Stream(model, sys.stdout) if args.stream and len(asked) == args.samples == 1 and not args.json else None
+    stream = Stream(model, sys.stdout, args.stop) if args.stream and len(asked) == args.samples == 1 and not args.json else None
     screen = Screen([args.method], model) if live else None
     made = generations(
         model, [row.get("messages") or row["prompt"] for row in asked], method, **decoding(args), infill=args.infill,
@@ -215,7 +221,9 @@ def generate(args: argparse.Namespace) -> None:
             made = iter(list(made))
     for i, generation in enumerate(progress(made, len(asked) * args.samples, "decoding")):
         if args.json:
-            record = {**asked[i // args.samples], "method": args.method, **asdict(generation)}
+            row = asked[i // args.samples]
+            about = {"prompt": row.get("messages") or row["prompt"], "model": args.model, "method": repr(method)}
+            record = {**about, **asdict(generation), "input": row}
             print(json.dumps(record, ensure_ascii=False), flush=True)
         elif stream:
             stream.end(generation.text)
@@ -754,6 +762,7 @@ def main(argv: list[str] | None = None) -> None:
     if not args.command:
         parser().print_help()
         return
+    warnings.showwarning = lambda message, *_, **__: print(f"unmask: {message}", file=sys.stderr)
     for library in ("torchao", "torch.utils._pytree"):  # they warn about each other whenever transformers is imported
         logging.getLogger(library).setLevel(logging.ERROR)
     try:

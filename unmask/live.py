@@ -75,7 +75,7 @@ class Column:
                 out.append(" " if close and first else "")
                 out.append(("[" if first else " ") + piece + ("]" if last else ""), ANCHOR)
             else:
-                if close and not tight:
+                if close and not (tight and slot and self.ids[slot - 1] == token):
                     out.append(" ")
                 shade = SHADES[min(len(SHADES) - 1, len(SHADES) * self.when[slot] // self.total)]
                 new = self.when[slot] == self.now
