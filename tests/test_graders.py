@@ -31,8 +31,6 @@ def grade(task, text, mode="", **changes):
 @pytest.mark.parametrize("task", ROWS)
 @pytest.mark.parametrize("silence", ["", "   \n", EOT * 40, "<|mdm_mask|>" * 5 + EOT, "The answer is" + EOT * 9])
 def test_silence_is_wrong_in_every_default_mode(task, silence):
-    if task in ("humaneval", "mbpp") and silence.startswith("The"):
-        pytest.skip("words are no program; the sandbox tests cover what runs")
     found = grade(task, silence)
     assert not found.correct and not found.extracted and found.rule == "none"
 
