@@ -322,8 +322,9 @@ def test_nan_logits_are_one_clear_line():
         def logits(self, ask, rows, slots):
             return lambda part: torch.full((len(rows[part]), V), torch.nan)
 
-    with pytest.raises(UserError, match="NaN"):
-        decoded(Broken(), canvas(4), METHODS["top-probability"], 2)
+    for strategy in METHODS.values():
+        with pytest.raises(UserError, match="NaN"):
+            decoded(Broken(), canvas(4), replace(strategy, anchors=()), 2)
 
 
 # --- bad input ---
@@ -343,6 +344,14 @@ def test_nan_logits_are_one_clear_line():
         (lambda: decoded(Hashed(), canvas(4), Strategy(), 0), "steps must be at least 1"),
         (lambda: decoded(Hashed(), canvas(4), Strategy(block=0), 2), "at least 1 token"),
         (lambda: decoded(Hashed(), canvas(4), Strategy(select=Threshold(), remask=Remask()), 2), "remasking .* goes with"),
+        (lambda: decoded(Hashed(), canvas(4), Strategy(remask=Remask()), 2), "remasking .* goes with"),
+        (lambda: decoded(Hashed(), canvas(4), replace(METHODS["sacm"], confidence=NegativeEntropy(), anchors=()), 2), "Certainty"),
+        (lambda: canvas(8).pin([5, MASK], 2), "no mask among them"),
+        (lambda: METHODS["remdm"].with_(tokens=0), "at least 1 token"),
+        (lambda: METHODS["sacm"].with_(kappa="abc"), "kappa is a number"),
+        (lambda: METHODS["sacm"].with_(at=1.5), "at is a whole number"),
+        (lambda: METHODS["sacm"].with_(block="x"), "block is a whole number"),
+        (lambda: METHODS["sacm"].with_(confidence="margin"), "build this Strategy in Python"),
         (lambda: Strategy().with_(kappa=3), "no setting 'kappa'"),
     ],
 )  # fmt: skip
@@ -356,6 +365,8 @@ def test_settings_reach_the_rule_that_owns_the_name():
     assert sacm.modifiers[0] == AnchorModulation(12, 1.3, 0.85)
     assert sacm.anchors[0] == SuffixAnchor("Answer:", -30)
     assert (sacm.block, METHODS["remdm"].with_(tokens=2).select) == (64, Quota(Fixed(2)))
+    assert METHODS["uncode"].with_(**{"lambda": 0.5}).modifiers[1] == PositionDecay(0.5)
+    assert METHODS["sacm"].with_(text=1.0).anchors[0].text == "1.0"
     both = replace(METHODS["sacm"], select=EntropyBound())
     with pytest.raises(UserError, match="AnchorModulation and of EntropyBound"):
         both.with_(gamma=1)

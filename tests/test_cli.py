@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -57,7 +58,7 @@ def test_generate_prints_text_and_json_the_record(model, capsys):
     text = run(capsys, "generate", "Tom has", "--model", model, "--length", "32", "--method", "sacm")
     record = json.loads(run(capsys, "generate", "Tom has", "--model", model, "--length", "32", "--json"))
     assert text == record["text"] + "\n"
-    assert {"prompt", "method", "tokens", "order", "forwards", "tie_rate", "eot_ratio", "steps", "seed"} <= set(record)
+    assert {"prompt", "model", "method", "tokens", "order", "forwards", "tie_rate", "eot_ratio", "steps", "seed"} <= set(record)
     assert record["forwards"] <= 16 and len(record["tokens"]) == 32
 
 
@@ -66,12 +67,30 @@ def test_prompts_from_files_and_standard_input(model, tmp_path, capsys, monkeypa
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     common = ("--model", model, "--length", "24", "--method", "top-margin", "--json")
     many = [json.loads(line) for line in run(capsys, "generate", "--prompts", str(tmp_path / "p.jsonl"), *common).splitlines()]
-    assert [r.get("id") for r in many] == [7, None, None]
+    assert [r["input"].get("id") for r in many] == [7, None, None]
     (tmp_path / "p.txt").write_text("Tom has")
     one = json.loads(run(capsys, "generate", "--prompts", str(tmp_path / "p.txt"), *common))
     monkeypatch.setattr("sys.stdin", io.StringIO("Tom has"))
     piped = json.loads(run(capsys, "generate", "-", *common))
     assert one["tokens"] == many[0]["tokens"] == piped["tokens"]
+
+
+def test_answers_go_to_the_file_while_the_bar_is_on_the_terminal(model, tmp_path):
+    """Standard error is a terminal, standard output a file: the help's own example."""
+    import pty
+
+    rows = make(tmp_path / "p.jsonl", '"Tom has"\n"Ada \u2028 has"\n')
+    command = [sys.executable, "-m", "unmask", "generate", "--prompts", str(rows), "--model", model, "--length", "24", "--batch", "1", "--json"]
+    master, slave = pty.openpty()
+    with (tmp_path / "out.jsonl").open("w") as f:
+        process = subprocess.Popen(command, stdout=f, stderr=slave, env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"})
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # how a closed terminal ends
+            while part := os.read(master, 4096):
+                seen += part
+    assert process.wait(timeout=60) == 0 and b"decoding" in seen
+    assert len([json.loads(line) for line in (tmp_path / "out.jsonl").read_text().split("\n") if line]) == 2
 
 
 def test_settings_samples_stream_and_stop(model, capsys):
@@ -129,6 +148,8 @@ def test_bad_input_is_one_line(model, tmp_path, capsys):
     assert "line 2: not JSON" in refused(capsys, "generate", "--prompts", str(make(tmp_path / "a.jsonl", '"x"\n{\n')), *common)
     assert 'line 1: a row is' in refused(capsys, "generate", "--prompts", str(make(tmp_path / "b.jsonl", "[1]\n")), *common)
     assert "no directory" in refused(capsys, "generate", "Tom", "--model", str(tmp_path / "none"))
+    (tmp_path / "latin.jsonl").write_bytes(b'"caf\xe9"\n')
+    assert "not UTF-8" in refused(capsys, "generate", "--prompts", str(tmp_path / "latin.jsonl"), *common)
     assert "at least one prompt" in refused(capsys, "generate", "Tom", "--batch", "0", *common)
 
 

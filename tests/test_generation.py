@@ -29,6 +29,18 @@ def test_a_string_gives_one_and_a_list_a_list(model):
     assert sorted(set(one.order)) == list(range(6))
 
 
+def test_a_conversation_is_one_prompt(model):
+    turns = [{"role": "user", "content": "Tom"}, {"role": "assistant", "content": "Ada"}, {"role": "user", "content": "How?"}]
+    assert unmask.generate(model, turns, PLAIN, length=8).tokens == unmask.generate(model, [turns], PLAIN, length=8)[0].tokens
+
+
+def test_temperature_zero_is_the_argmax_also_for_a_method_that_samples(model):
+    official = unmask.METHODS["remdm-official"]
+    cold = [unmask.generate(model, "Tom", official, length=8, temperature=0.0, seed=s).tokens for s in (1, 2)]
+    warm = [unmask.generate(model, "Tom", official, length=8, seed=s).tokens for s in (1, 2)]
+    assert cold[0] == cold[1] and warm[0] != warm[1]
+
+
 def test_eot_ratio_counts_the_first_end_alone_and_all(model, monkeypatch):
     one = unmask.generate(model, "Tom", PLAIN, length=16)
     ends = model.vocab.eot_ids
@@ -64,7 +76,7 @@ def test_stop_strings_and_banned_ids(model):
 
 
 def test_infilling_keeps_the_given_text(model):
-    done = unmask.generate(model, "Write a letter", PLAIN, infill="Dear [MASK*4], thank you[MASK]")
+    done = unmask.generate(model, "Write a letter", PLAIN, infill="Dear [MASK*4], thank you[MASK]", length=None)
     head, tail = model.tokens("Dear "), model.tokens(", thank you")
     assert done.tokens[: len(head)] == head
     assert done.tokens[len(head) + 4 : len(head) + 4 + len(tail)] == tail
@@ -83,6 +95,7 @@ def test_streaming_writes_the_settled_beginning(model):
     before_end = out.getvalue()
     stream.end(done.text)
     assert before_end and out.getvalue() == done.text + "\n"
+    assert "\ufffd\n" not in before_end
 
 
 def test_what_is_finished_is_kept(model):
@@ -122,6 +135,13 @@ def test_more_steps_than_tokens_works_and_says_so(model):
         ("Tom", {"temperature": -1.0}, "must not be negative"),
         ("Tom", {"length": 600}, "was made for 512"),
         ("Tom <|mdm_mask|>", {}, "holds the mask token"),
+        ("Tom", {"samples": 0}, "at least 1"),
+        ("Tom", {"ban": [99999]}, "no token 99999 to ban"),
+        ("Tom", {"ban": [-1]}, "no token -1 to ban"),
+        ([[{"role": "user"}]], {}, "a message is"),
+        ([["hi"]], {}, "a message is"),
+        ("Tom", {"raw": True, "system": "x"}, "raw text has no chat template"),
+        ("Tom", {"infill": "a [MASK]", "length": 50}, "not both"),
         ("Tom", {"cache": "triple"}, "the cache is none, prefix"),
         ("Tom", {"method": "sacn"}, "did you mean 'sacm'"),
         ("Tom", {"method": unmask.METHODS["sacm"], "length": 10}, "position -20 is outside"),

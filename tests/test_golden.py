@@ -146,11 +146,13 @@ def strategy(record: dict) -> tuple[Strategy, dict]:
     return s, wrap
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=[r["id"] for r in RECORDS])
+# quirk_block_ignored: an upstream bug that leaves masks in the answer; ours does not have it.
+KEPT = [record for record in RECORDS if "quirk_block_ignored" not in record["tags"]]
+
+
+@pytest.mark.parametrize("record", KEPT, ids=[r["id"] for r in KEPT])
 @torch.no_grad()
 def test_trajectory(record: dict) -> None:
-    if "quirk_block_ignored" in record["tags"]:
-        return  # an upstream bug that leaves masks in the answer; ours does not have it
     model, p = module(record["model"]), record["params"]
     length = p.get("gen_length") or p["max_new_tokens"]
     table = None
@@ -212,9 +214,10 @@ def hollow(step: dict, record: dict, canvas: Canvas) -> bool:
 
 # ---------------------------------------------------------------- LaViDa: pictures, and its schedules
 
-SEEN = load_file(GOLDEN / "lavida.safetensors")
+HAS_LAVIDA = (GOLDEN / "lavida.json").is_file()  # a set may be of text models alone
+SEEN = load_file(GOLDEN / "lavida.safetensors") if HAS_LAVIDA else {}
 SIGHTS = sorted({tuple(key.split("/")[:2]) for key in SEEN})
-LAVIDA = json.loads((GOLDEN / "lavida.json").read_text())
+LAVIDA = json.loads((GOLDEN / "lavida.json").read_text()) if HAS_LAVIDA else {"trajectories": [], "schedules": []}
 
 
 def sight(name: str, case: str) -> tuple[dict, Image.Image]:

@@ -27,8 +27,11 @@ COMPOSED = {
     ),
     "sacm + remasking": replace(METHODS["sacm"], remask=selection.Remask(k=2), select=selection.Quota(selection.Fixed(2))),
     "suppression + remasking in blocks": Strategy(
-        defer=modifiers.SuppressEOT(), remask=selection.Remask(k=1, rounds=4, fresh=False), block=5
+        select=selection.Quota(selection.Fixed(1)), defer=modifiers.SuppressEOT(), block=5,
+        remask=selection.Remask(k=1, rounds=4, fresh=False),
     ),
+    "factor + suppression": Strategy(select=selection.Factor(1.0), defer=modifiers.SuppressEOT()),
+    "threshold + suppression": Strategy(select=selection.Threshold(0.6), defer=modifiers.SuppressEOT()),
     "sacm without progress": METHODS["sacm"].with_(gamma=0),
     "two anchors": Strategy(anchors=(SuffixAnchor("a b"), SuffixAnchor("c", at=1)), modifiers=(AnchorModulation(),)),
     "uncode + blocks + temperature": replace(METHODS["uncode"], block=3, read=reading.Gumbel(temperature=0.7)),

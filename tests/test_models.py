@@ -161,7 +161,9 @@ def test_wrap_takes_any_module_with_logits(llada, dream):
         def forward(self, input_ids, attention_mask):
             return self.inner(input_ids, attention_mask)
 
-    theirs = unmask.wrap(Stranger(ours.module), ours.tokenizer, mask_id=2, eot_ids=(1, 5))
+    stranger = Stranger(ours.module)
+    stranger.hidden = stranger.head = torch.nn.Linear(1, 1)  # names of ours do not make it ours
+    theirs = unmask.wrap(stranger, ours.tokenizer, mask_id=2, eot_ids=(1, 5))
     for method in ("sacm", "fast-dllm"):
         strategy = unmask.METHODS[method].with_(**({"at": -6} if method == "sacm" else {}))
         both = [unmask.generate(m, "Tom has", strategy, length=12).tokens for m in (ours, theirs)]
@@ -237,6 +239,19 @@ def test_missing_tensor(copy):
 def test_misshaped_tensor(copy):
     edit(copy, lambda tensors: tensors.update({"model.transformer.blocks.0.q_proj.weight": torch.zeros(3, 3)}))
     refused(copy, "do not fit its config.json")
+
+
+def test_bad_device_and_dtype(llada):
+    refused(llada, "no device 'gpu'", device="gpu")
+    refused(llada, "no CUDA device", device="cuda") if not torch.cuda.is_available() else None
+    refused(llada, "no dtype 'flot32'", dtype="flot32")
+
+
+def test_broken_files(copy):
+    (copy / "tokenizer.json").write_text("{")
+    refused(copy, "tokenizer in .* cannot be read")
+    (copy / "config.json").write_text("{")
+    refused(copy, "config.json is not JSON")
 
 
 def test_missing_files(copy, tmp_path):

@@ -50,8 +50,6 @@ class Strategy:
 
     def windows(self, length: int, steps: int) -> list[tuple[slice, int]]:
         """Blocks from left to right, each with its share of the steps, at least one; the last may be shorter."""
-        if self.block is not None and self.block < 1:
-            raise UserError(f"a block has at least 1 token, not {self.block}")
         edges = [*range(0, length, self.block or length), length]
         return [(slice(a, b), max(1, round(steps * b / length) - round(steps * a / length))) for a, b in pairwise(edges)]
 
@@ -74,8 +72,7 @@ def decode(
 ) -> Generator[Ask, Prediction, Decoded]:  # fmt: skip
     """Algorithm 1 as a generator: it yields what it asks of the model and is sent the prediction (see `run`)."""
     steps = max(1, round(strategy.pace * canvas.length)) if steps is None else steps
-    if steps < 1:
-        raise UserError(f"the number of steps must be at least 1, not {steps}")
+    settings.check(strategy, steps)
     draws, needs = Draws(seed, canvas), settings.needs(strategy, watch)
     read = Reader(strategy.read, needs, draws)
     forwards = ties = total = torch.zeros(canvas.rows, dtype=torch.long, device=canvas.ids.device)
@@ -99,7 +96,7 @@ def decode(
             step = replace(step, base=score)
             for modify in strategy.modifiers:
                 score = modify(step, score)  # c~_i
-            if not bool(torch.isfinite(score[eligible]).all()):
+            if not bool(torch.isfinite(torch.where(eligible, score + step.seen.p, 0)).all()):
                 raise UserError("the model gave NaN or infinite logits; check its weights, or load it in float32")
             chosen = strategy.select(step, score)  # U = Select(c~)
             canvas = step.canvas.fill(chosen, step.seen.token, score, forward)  # x_i <- x^0_i, i in U

@@ -93,8 +93,8 @@ class Canvas:
         """Write fixed tokens from slot `at` on (from the end if negative); an anchor also modulates."""
         first = at + self.length if at < 0 else at
         here = slice(first, first + len(tokens))
-        if not tokens:
-            raise UserError("there is nothing to pin: the anchor text has no tokens")
+        if not tokens or self.vocab.mask_id in tokens:
+            raise UserError("there is nothing to pin: an anchor has at least one token, and no mask among them")
         if not 0 <= first < self.length:
             raise UserError(f"position {at} is outside a response of {self.length} tokens")
         if here.stop > self.length:

@@ -32,9 +32,10 @@ class TopMargin:
 
 @dataclass(frozen=True)
 class NegativeEntropy:
-    """c_i = -H_i. Use Certainty where a modulation follows: what is multiplied must not be negative."""
+    """c_i = -H_i. Certainty is the one to modify: what a modifier multiplies must not be negative."""
 
     needs: ClassVar = frozenset({"entropy"})
+    negative: ClassVar = True
 
     def __call__(self, step: Step) -> Tensor:
         return -step.seen.entropy

@@ -36,7 +36,7 @@ class Options:
     batch: int = 8
     seed: int = 0
     seeds: int = 1  # runs of a method that draws
-    temperature: float = 0.0
+    temperature: float | None = None  # None: the method's own
     cfg: float = 0.0
     cache: str | None = None
     mode: str = ""  # of grading; the parity modes are recorded beside it anyway
@@ -59,11 +59,13 @@ def adapted(task: Task, strategy: Any, wanted: Mapping[str, Any]) -> tuple[Any, 
 def draws(strategy: Any, options: Options) -> bool:
     """Does the method draw random numbers?"""
     from unmask.confidence import PublishedChance, PublishedUniform, Uniform
+    from unmask.generation import reading
     from unmask.reading import Gumbel
     from unmask.settings import rules
 
     kinds = (Gumbel, Uniform, PublishedUniform, PublishedChance)
-    return options.temperature > 0 or any(isinstance(rule, kinds) for rule in rules(strategy))
+    strategy = replace(strategy, read=reading(strategy.read, options.temperature, ()))
+    return any(isinstance(rule, kinds) for rule in rules(strategy))
 
 
 def frequency_hash(model: Any) -> str | None:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, overload
 
 import torch
@@ -17,7 +18,7 @@ from unmask.errors import UserError
 from unmask.images import opened
 from unmask.methods import method as named
 from unmask.models import Messages, Model
-from unmask.reading import Gumbel, run
+from unmask.reading import Argmax, Gumbel, run
 
 SPAN = re.compile(r"\[MASK(?:\*(\d+))?\]")  # [MASK] or [MASK*12] in infilled text
 
@@ -41,8 +42,9 @@ def generate(model: Model, prompts: str, method: str | Strategy = ..., **options
 @overload
 def generate(model: Model, prompts: Sequence[str | Messages], method: str | Strategy = ..., **options: Any) -> list[Generation]: ...
 def generate(model: Model, prompts: Any, method: str | Strategy = "sacm", **options: Any) -> Any:
-    """Decode prompts with a method: a string gives one Generation, a list a list. The options are those of `generations`."""
-    if isinstance(prompts, str):
+    """Decode prompts with a method: one prompt (a string, or the messages of one conversation) gives one Generation, a
+    list of them a list. The options are those of `generations`."""
+    if isinstance(prompts, str) or (prompts and all(isinstance(prompt, dict) for prompt in prompts)):
         if options.get("images") is not None:
             options["images"] = [options["images"]]
         return generate(model, [prompts], method, **options)[0]
@@ -59,7 +61,7 @@ def generations(
     system: str | None = None,
     raw: bool = False,
     infill: str | None = None,
-    temperature: float = 0.0,
+    temperature: float | None = None,
     seed: int | Sequence[int] = 0,
     samples: int = 1,
     ban: Sequence[int] = (),
@@ -74,11 +76,18 @@ def generations(
 
     length: L, response tokens. steps: T, by default the method's pace (L / 2 in the paper). system: a system prompt.
     raw: no chat template. infill: the response as text with spans to fill, "Dear [MASK*8], thank you": L is its length.
-    temperature: 0 takes the likeliest token. seed: sample number i is drawn with seed + i (or seed[i]). ban: token ids
-    never written. stop: text is cut before the first of these strings. cfg: guidance scale. cache: "prefix" or "dual".
-    images: for every prompt its picture or list of pictures (a path, bytes or a Pillow image) or None; the prompt says
-    `<image>` where they go.
+    temperature: 0 takes the likeliest token; None leaves it to the method. seed: sample number i is drawn with seed + i
+    (or seed[i]). ban: token ids never written. stop: text is cut before the first of these strings. cfg: guidance scale.
+    cache: "prefix" or "dual". images: for every prompt its picture or list of pictures (a path, bytes or a Pillow
+    image) or None; the prompt says `<image>` where they go.
     """
+    if samples < 1 or batch < 1:
+        raise UserError(f"samples and batch are at least 1, not {samples} and {batch}")
+    if infill is not None and length is not None:
+        raise UserError("infilled text has a length of its own: give infill or length, not both")
+    size = getattr(getattr(model.module, "config", None), "vocab_size", None) or len(model.tokenizer)
+    if wrong := [i for i in ban if not 0 <= i < size]:
+        raise UserError(f"there is no token {wrong[0]} to ban: the ids go from 0 to {size - 1}")
     strategy = named(method)
     strategy = replace(strategy, read=reading(strategy.read, temperature, ban))
     pictures = _pictures(images, len(_checked(prompts)))
@@ -112,7 +121,7 @@ def generations(
         any_end = torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)).float().mean(1)
         for row in range(canvas.rows):
             yield Generation(
-                text=_cut(model.text(ids[row]), stop), tokens=ids[row].tolist(), order=when[row].tolist(),
+                text=cut(model.text(ids[row]), stop), tokens=ids[row].tolist(), order=when[row].tolist(),
                 forwards=int(done.forwards[row]), tie_rate=int(done.ties[row]) / max(1, int(done.chosen[row])),
                 eot_ratio=float(first_end[row]), eot_ratio_all=float(any_end[row]),
                 steps=steps or max(1, round(strategy.pace * length)), seed=seeds[first + row], seconds=seconds,
@@ -132,14 +141,14 @@ def _run(model: Model, denoiser: Any, canvas: Canvas, strategy: Strategy, steps:
         raise
 
 
-def reading(read: Any, temperature: float, ban: Sequence[int]) -> Any:
+def reading(read: Any, temperature: float | None, ban: Sequence[int]) -> Any:
     """The method's token choice at another temperature and without the banned ids."""
-    if temperature < 0:
+    if temperature is not None and temperature < 0:
         raise UserError(f"the temperature must not be negative, and is {temperature}")
     if hasattr(read, "then"):
         return replace(read, then=reading(read.then, temperature, ban))
-    if temperature:
-        read = Gumbel(read.forbid, temperature)
+    if temperature is not None:
+        read = Gumbel(read.forbid, temperature) if temperature else Argmax(read.forbid)
     return replace(read, forbid=(*read.forbid, *ban)) if ban else read
 
 
@@ -175,12 +184,15 @@ def _spans(model: Model, infill: str) -> list[int | None]:
 
 
 def _pinned(canvas: Canvas, pieces: list[int | None]) -> Canvas:
-    for slot, token in enumerate(pieces):
-        if token is not None:
-            canvas = canvas.pin([token], slot)
+    slot = 0
+    for given, run_ in groupby(pieces, key=lambda token: token is not None):
+        tokens = list(run_)
+        if given:
+            canvas = canvas.pin([token for token in tokens if token is not None], slot)
+        slot += len(tokens)
     return canvas
 
 
-def _cut(text: str, stop: Sequence[str]) -> str:
+def cut(text: str, stop: Sequence[str]) -> str:
     ends = [at for s in stop if s and (at := text.find(s)) >= 0]
     return text[: min(ends)] if ends else text

@@ -37,7 +37,7 @@ class Prediction:
 
     token: Tensor | Any = None  # x^0
     p: Tensor | Any = None  # softmax probability of that token, [MASK] counted in the softmax
-    margin: Tensor | Any = None  # p1 - p2
+    margin: Tensor | Any = None  # p1 - p2 of the two likeliest tokens that can be written
     entropy: Tensor | Any = None  # in nats
     certainty: Tensor | Any = None  # 1 - entropy / log V
     eot: Tensor | Any = None  # total probability of the end-of-text tokens
@@ -87,19 +87,21 @@ class Draws:
 
     def __init__(self, seed: int | Sequence[int], canvas: Canvas):
         seeds = [seed + row for row in range(canvas.rows)] if isinstance(seed, int) else list(seed)
-        device = canvas.ids.device
-        self.rows = [torch.Generator(device).manual_seed(s) for s in seeds]
-        self.shared = torch.Generator(device).manual_seed(seeds[0])
+        device = "cpu" if canvas.ids.device.type == "mps" else canvas.ids.device  # mps has no float64
+        self.rows = [torch.Generator(device).manual_seed(int(s)) for s in seeds]
+        self.shared = torch.Generator(device).manual_seed(int(seeds[0]))
         self.kept: tuple[tuple[int, ...], Tensor] | None = None
 
     def uniform(self, rows: Tensor, width: int) -> Tensor:
         """(n, width) float64 in (0, 1) for the ascending row numbers `rows` (n,)."""
         found, counts = rows.unique_consecutive(return_counts=True)
-        draw = [
-            torch.rand(n, width, dtype=torch.float64, generator=self.rows[r], device=rows.device)
-            for r, n in zip(found.tolist(), counts.tolist(), strict=True)
-        ]
-        return torch.cat(draw) if draw else torch.rand(0, width, dtype=torch.float64, device=rows.device)
+        device, pieces = self.shared.device, []
+        for r, n in zip(found.tolist(), counts.tolist(), strict=True):
+            # On a CPU many numbers are the same as one after the other; elsewhere they are only if drawn slot by slot.
+            each = [n] if device.type == "cpu" else [1] * n
+            pieces += [torch.rand(k, width, dtype=torch.float64, generator=self.rows[r], device=device) for k in each]
+        drawn = torch.cat(pieces) if pieces else torch.rand(0, width, dtype=torch.float64, device=device)
+        return drawn if device == rows.device else drawn.float().to(rows.device)
 
     def whole(self, forward: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """One tensor for all rows from one generator, drawn once a forward: how the published code draws."""
@@ -130,13 +132,13 @@ class Reader:
         if "current" in self.needs:
             now = ask.canvas.response[rows, slots][:, None]
             out["current"] = (logits.gather(-1, now) - log_z).exp().squeeze(-1)
-        if "margin" in self.needs:
-            best = (logits.topk(2, dim=-1).values - log_z).exp()
-            out["margin"] = best[:, 0] - best[:, 1]
         if "top" in self.needs:
             best, out["top_ids"] = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
             out["top_p"] = (best - log_z).exp()
         logits[:, vocab.mask_id] = -torch.inf  # never written, but counted in the softmax
+        if "margin" in self.needs:
+            best = (logits.topk(2, dim=-1).values - log_z).exp()
+            out["margin"] = best[:, 0] - best[:, 1]
         value, out["token"] = self.choose(logits, rows, slots, ask, self.draws)
         out["p"] = (value - log_z.squeeze(-1)).exp()
         return out
@@ -171,7 +173,7 @@ class Gumbel(Argmax):
 
     def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
         u = self.noise(logits, rows, slots, ask, draws)
-        token = (logits.double() - self.temperature * (-u.log_()).log_()).argmax(-1)
+        token = (logits.to(u.dtype) - self.temperature * (-u.log_()).log_()).argmax(-1)
         return logits.gather(-1, token[:, None]).squeeze(-1), token
 
 

@@ -50,7 +50,8 @@ def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
     if (deferred := step.deferred) is not None:
         left = left & (deferred == (deferred & chosen).any(1, keepdim=True))
     passed = score.masked_fill(~left, -torch.inf).amax(1, keepdim=True)
-    return (chosen & (score == passed)).sum(1)
+    rivals = chosen if deferred is None else chosen & (deferred == (deferred & chosen).any(1, keepdim=True))
+    return (rivals & (score == passed)).sum(1)
 
 
 # How many slots to decode now, (B,). `step.opened` counts the window's masks when it began.
@@ -72,6 +73,10 @@ class Fixed:
     """`tokens` a step, whatever the budget."""
 
     tokens: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise UserError(f"a step decodes at least 1 token, not {self.tokens}")
 
     def __call__(self, step: Step) -> Tensor:
         return torch.full_like(step.opened, self.tokens)
@@ -208,7 +213,8 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Factor:
-    """Fast-dLLM's factor rule: the j-th best (from 0) needs c~ >= 1 - factor / (j + 2); see the published code for its ends."""
+    """Fast-dLLM's factor rule: the j-th best (from 0) needs c~ >= 1 - factor / (j + 2), the best needs nothing; all before
+    the first that fails are decoded, and that one too where it is the last."""
 
     factor: float = 1.0
 
@@ -291,8 +297,6 @@ class Remask:
 
     def open_rows(self, step: Step) -> Tensor:
         """(B,) bool: the row is in its rounds."""
-        if not isinstance(step.strategy.select, Quota):
-            raise UserError("remasking decodes as many slots as it reopens: it goes with select=Quota(...) only")
         begun = (step.opened * self.after).long() // step.strategy.select.schedule(step).clamp(min=1)
         rounds = step.steps if self.rounds is None else self.rounds
         return (step.index >= begun) & (step.index < begun + rounds) & (step.opened > 0)

@@ -26,16 +26,31 @@ def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
     return frozenset().union(*(getattr(item, "needs", ()) for item in (*rules(strategy), *watch)))
 
 
+def check(strategy: Any, steps: int) -> None:
+    """Say no to what cannot be decoded, before a forward is spent on it."""
+    from unmask.selection import Fixed, Quota
+
+    if steps < 1:
+        raise UserError(f"the number of steps must be at least 1, not {steps}")
+    if strategy.block is not None and strategy.block < 1:
+        raise UserError(f"a block has at least 1 token, not {strategy.block}")
+    if strategy.modifiers and getattr(strategy.confidence, "negative", False):
+        raise UserError("a modifier multiplies the confidence, which must not be negative: use Certainty() in place of NegativeEntropy()")
+    if strategy.remask and not (isinstance(strategy.select, Quota) and isinstance(strategy.select.schedule, Fixed)):
+        raise UserError("remasking counts its rounds in steps of a fixed size: it goes with select=Quota(Fixed(k)) only")
+
+
 def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name."""
     for name, value in settings.items():
+        name = f"{name}_" if name == "lambda" else name  # a word Python keeps for itself
         if name in {f.name for f in fields(strategy)}:
-            strategy = replace(strategy, **{name: value})
+            strategy = replace(strategy, **{name: fitting(name, getattr(strategy, name), value)})
             continue
         owners = {type(rule).__name__ for rule in rules(strategy) if name in {f.name for f in fields(rule)}}
         if not owners:
-            known = sorted({f.name for rule in rules(strategy) for f in fields(rule)} | {"block", "pace"})
-            raise UserError(f"this method has no setting {name!r}; it has {', '.join(known)}")
+            known = {f.name for rule in rules(strategy) for f in fields(rule) if simple(getattr(rule, f.name))}
+            raise UserError(f"this method has no setting {name!r}; it has {', '.join(sorted(known | {'block', 'pace'}))}")
         if len(owners) > 1:
             raise UserError(
                 f"{name!r} is a setting of {' and of '.join(sorted(owners))}: build this Strategy in Python"
@@ -66,7 +81,29 @@ def _set(value: Any, owner: str, name: str, new: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         return value
     inside = {f.name: _set(getattr(value, f.name), owner, name, new) for f in fields(value)}
-    return replace(value, **(inside | {name: new} if type(value).__name__ == owner else inside))
+    if type(value).__name__ == owner:
+        inside[name] = fitting(name, getattr(value, name), new)
+    return replace(value, **inside)
+
+
+def simple(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def fitting(name: str, old: Any, new: Any) -> Any:
+    """The new value, if it is of the old one's kind: a rule for a rule, a number for a number, text for text."""
+    if isinstance(old, str):
+        return str(new)
+    number = isinstance(new, (int, float)) and not isinstance(new, bool)
+    if name in ("block", "rounds") and not (new is None or type(new) is int):
+        raise UserError(f"{name} is a whole number or None, not {new!r}")
+    if simple(old) and not number:
+        raise UserError(f"{name} is a number, not {new!r}")
+    if name in ("at", "k", "tokens") and type(new) is not int:
+        raise UserError(f"{name} is a whole number, not {new!r}")
+    if (is_dataclass(old) or isinstance(old, tuple)) and not (is_dataclass(new) or isinstance(new, (tuple, list))):
+        raise UserError(f"{name} is a rule or a list of them, not {new!r}: build this Strategy in Python")
+    return tuple(new) if isinstance(new, list) else new
 
 
 def parse(pairs: Iterable[str]) -> dict[str, Any]:

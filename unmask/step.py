@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,12 +32,12 @@ class Step:
     reopened: Tensor | None = None  # (B, L) bool: what remasking opened again in this iteration
     base: Tensor | Any = None  # (B, L) the confidence before any modifier; set for the watchers
 
-    @property
+    @cached_property
     def inside(self) -> Tensor:  # (1, L) bool
         slots = torch.arange(self.canvas.length, device=self.canvas.ids.device)[None]
         return (slots >= self.window.start) & (slots < self.window.stop)
 
-    @property
+    @cached_property
     def eligible(self) -> Tensor:  # (B, L) bool: masked slots of the window
         return self.canvas.masked & self.inside
 
@@ -44,6 +45,6 @@ class Step:
     def progress(self) -> Tensor:  # (B, 1): p = 1 - |M| / L, over the whole response also under blocks
         return 1 - self.canvas.masked.sum(1, keepdim=True) / self.canvas.length
 
-    @property
+    @cached_property
     def deferred(self) -> Tensor | None:  # (B, L) bool
         return self.strategy.defer(self) if self.strategy.defer else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from unmask import __version__
 from unmask.errors import UserError
@@ -55,11 +56,15 @@ def verify(model: Model, remote_code: Path | None = None, python: str = sys.exec
 
 
 def tensors(model: Model) -> dict[str, Any]:
-    """`load` has already matched names and shapes with config.json; here every value must be finite."""
+    """`load` has matched names and shapes with config.json; here no tensor may be left over, and all must be finite."""
     state = model.module.state_dict()
+    files = sorted(model.path.glob("*.safetensors")) if model.path else []
+    stored = {name for file in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118
+    unused = sorted(stored - set(state))
     broken = [name for name, value in state.items() if value.is_floating_point() and not bool(torch.isfinite(value).all())]
     count = sum(value.numel() for value in model.module.parameters())
-    return {"tensors": len(state), "parameters": count, "not_finite": broken, "ok": not broken}
+    ok = not broken and not unused
+    return {"tensors": len(state), "parameters": count, "not_finite": broken, "unused": unused, "ok": ok}
 
 
 def tokenizer(model: Model) -> dict[str, Any]:
@@ -88,6 +93,11 @@ def compared(model: Model, remote_code: Path, python: str) -> dict[str, Any]:
         raise UserError(f"{remote_code} has no modeling_*.py: pass the directory of the model's published code")
     rows = [model.tokens(text) + [model.vocab.mask_id] * MASKS for text in TEXTS]
     dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
+    device = model.device
+    ours = [model.module(torch.tensor([row], device=device)).logits[0, -MASKS:].float().cpu() for row in rows]
+    if device.type == "cuda":  # the other process needs the room
+        model.module.to("cpu")
+        torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder) / "model"
         where.mkdir()
@@ -98,19 +108,19 @@ def compared(model: Model, remote_code: Path, python: str) -> dict[str, Any]:
                     link.unlink(missing_ok=True)
                     link.symlink_to(file.resolve())
         (Path(folder) / "ids.json").write_text(json.dumps(rows))
-        command = [python, "-c", REMOTE, str(where), f"{folder}/ids.json", f"{folder}/out.pt", dtype, str(model.device)]
+        command = [python, "-c", REMOTE, str(where), f"{folder}/ids.json", f"{folder}/out.pt", dtype, str(device)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise UserError(f"the published code did not run under {python}: {why}; give --remote-python one with its transformers")
         theirs = torch.load(f"{folder}/out.pt", weights_only=True)
-    ours = [model.module(torch.tensor([row], device=model.device)).logits[0, -MASKS:].float().cpu() for row in rows]
+    model.module.to(device)
     gap = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
     agree = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(ours, theirs, strict=True)) / (len(rows) * MASKS)
     largest = max(float(b.abs().max()) for b in theirs)
     close = gap <= (1e-3 if dtype == "float32" else 0.02 * largest)
     return {
-        "transformers": done.stdout.strip(), "largest_difference": gap, "largest_logit": largest,
+        "transformers": done.stdout.strip().splitlines()[-1], "largest_difference": gap, "largest_logit": largest,
         "argmax_agreement": agree, "ok": close,
     }  # fmt: skip
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TextIO
 
 import torch
 from torch import Tensor
 
+from unmask.generation import cut
 from unmask.models import Model
 from unmask.step import Step
 
@@ -14,8 +16,8 @@ from unmask.step import Step
 class Stream:
     """Writes the first row's text as it settles: the longest beginning without a mask. With remasking, only at the end."""
 
-    def __init__(self, model: Model, out: TextIO):
-        self.model, self.out, self.written = model, out, ""
+    def __init__(self, model: Model, out: TextIO, stop: Sequence[str] = ()):
+        self.model, self.out, self.stop, self.written = model, out, stop, ""
 
     def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
         if step.strategy.remask:
@@ -23,7 +25,8 @@ class Stream:
         response = torch.where(chosen, step.seen.token, step.canvas.response)[0]
         masks = (response == step.canvas.vocab.mask_id).nonzero()
         text = self.model.text(response[: int(masks[0]) if len(masks) else None])
-        if text.startswith(self.written):  # a token may still change how the one before it is spelt
+        text = cut(text, self.stop).rstrip("\ufffd")  # half a character waits for its other half
+        if text.startswith(self.written):
             self._write(text)
 
     def end(self, text: str) -> None:
@@ -42,7 +45,8 @@ class Stream:
 
 class NearTies:
     """Counts decisions that rounding could turn: selections whose score is within `tolerance` of one passed over, and
-    tokens whose two best candidates are. On a real model, only there can a batch differ from its rows alone."""
+    tokens whose two best candidates are. On a real model under a Quota, only there can a batch differ from its rows
+    alone; a threshold adds scores close to its cut, which are not counted."""
 
     needs = frozenset({"margin"})
 

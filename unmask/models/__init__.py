@@ -73,12 +73,16 @@ class Model:
 
     def render(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> str:
         """The text the model is given: the conversation in its chat template, or the prompt itself."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        if not messages or not str(messages[-1].get("content", "")).strip():
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        for message in messages:
+            if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+                raise UserError(f'a message is {{"role": "user", "content": "text"}}; this is {message!r:.80}')
+        if not messages or not messages[-1]["content"].strip():
             raise UserError("the prompt is empty")
         if raw or not self.chats:
             if not isinstance(prompt, str) or system:
-                raise UserError(f"{self.name} has no chat template: give it plain text, without messages or a system prompt")
+                why = "raw text has" if raw else f"{self.name} has"
+                raise UserError(f"{why} no chat template: give plain text, without messages or a system prompt")
             return prompt
         if system:
             messages = [{"role": "system", "content": system}, *messages]
@@ -91,7 +95,8 @@ class Model:
     def text(self, ids: Sequence[int] | Tensor) -> str:
         """Text without end-of-text and mask tokens; what stands behind an end-of-text token is kept."""
         drop = {self.vocab.mask_id, *self.vocab.eot_ids}
-        return self.tokenizer.decode([int(i) for i in ids if int(i) not in drop], skip_special_tokens=True)
+        kept = [i for i in (ids.tolist() if isinstance(ids, Tensor) else ids) if i not in drop]
+        return self.tokenizer.decode(kept, skip_special_tokens=True)
 
     def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Any:
         """What predicts. `images`: the pictures of every row that has some, one row after the other, as Pillow images."""
@@ -118,9 +123,12 @@ class Model:
         return digest.hexdigest()
 
 
-def wrap(module: Any, tokenizer: Any, *, mask_id: int, eot_ids: Sequence[int] = (), shift: bool = False) -> Model:
-    """Any module whose forward(input_ids, attention_mask) gives `.logits`; `shift` when they are next-token aligned."""
-    return Model(type(module).__name__, module.eval(), tokenizer, Vocab(mask_id, tuple(eot_ids)), shift)
+def wrap(
+    module: Any, tokenizer: Any, *, mask_id: int, eot_ids: Sequence[int] = (), shift: bool = False, frequency: Tensor | None = None
+) -> Model:
+    """Any module whose forward(input_ids, attention_mask) gives `.logits`; `shift` when they are next-token aligned.
+    `frequency` (V,) is what UNCODE needs."""
+    return Model(type(module).__name__, module.eval(), tokenizer, Vocab(mask_id, tuple(eot_ids), frequency), shift)
 
 
 def load(
@@ -145,10 +153,14 @@ def load(
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     where = _located(str(name), revision)
-    config = json.loads((where / "config.json").read_text())
+    try:
+        config = json.loads((where / "config.json").read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where / 'config.json'} is not JSON ({error}); download the model's files again") from error
     cls = _architecture(config, name)
     if device is None and device_map is None:
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    _checked(device, dtype)
     if dtype is None:
         dtype = torch.float32 if str(device) == "cpu" else "auto"
     options: dict[str, Any] = {"dtype": getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype}
@@ -156,6 +168,7 @@ def load(
         options["device_map"] = device_map
     if quantize is not None:
         options["quantization_config"] = _quantisation(quantize)
+        device_map = options["device_map"] = device_map or {"": device}  # quantised where it will run
     module = _weights(cls, where, options)
     if adapter is not None:
         _adapt(module, adapter)
@@ -165,6 +178,17 @@ def load(
     module.eval().requires_grad_(False)
     vocab = Vocab(module.config.mask_token_id, _ends(module.config, tokenizer), _frequencies(where, frequencies, module))
     return getattr(cls, "facade", Model)(str(name), module, tokenizer, vocab, path=where)
+
+
+def _checked(device: Any, dtype: Any) -> None:
+    try:
+        kind = torch.device(device).type if device is not None else "cpu"
+    except RuntimeError as error:
+        raise UserError(f"there is no device {device!r}; it is cpu, cuda, cuda:1 or mps") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError("this torch finds no CUDA device; use device cpu, or install a torch built for CUDA")
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise UserError(f"there is no dtype {dtype!r}; it is float32, bfloat16, float16 or auto")
 
 
 def _located(name: str, revision: str | None) -> Path:
@@ -236,7 +260,11 @@ def _tokenizer(where: Path, config: dict[str, Any]) -> Any:
     files = ("tokenizer.json", "vocab.json", "tokenizer.model")
     if not any((where / file).is_file() for file in files):
         raise UserError(f"{where} has no tokenizer ({', '.join(files)}); copy the tokenizer files of the model there")
-    return cls.from_pretrained(where, local_files_only=True)
+    try:
+        return cls.from_pretrained(where, local_files_only=True)
+    except Exception as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the tokenizer in {where} cannot be read ({why:.120}); copy the tokenizer files of the model there") from error
 
 
 def _ends(config: Any, tokenizer: Any) -> tuple[int, ...]:

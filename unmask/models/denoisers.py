@@ -162,7 +162,7 @@ def _head(module: Any, asked: Tensor) -> Logits:
 
 def chain(module: Any, *, cfg: float = 0.0, cache: str | None = None, shift: bool = False) -> Opens:
     """The denoiser a user asked for, as a chain of wrappers; its repr is part of what identifies a run."""
-    ours = hasattr(module, "hidden") and hasattr(module, "head")
+    ours = all(hasattr(module, name) for name in ("hidden", "head", "shifted"))
     if cache not in (None, "none", "prefix", "dual", "prefix-lm"):
         raise UserError(f"the cache is none, prefix, dual or prefix-lm, not {cache!r}")
     if cache in ("prefix", "dual", "prefix-lm"):
