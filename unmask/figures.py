@@ -261,12 +261,17 @@ def samples(runs: Sequence[Run]) -> dict[str, list[tuple[float, list[int], int]]
 
 
 def samples_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, list[int], int]]]:
-    """What `effects` takes, of saved runs of `unmask eval`."""
+    """What `effects` takes, of saved runs of `unmask eval`, in the order of the paper's table."""
+    from unmask.methods import METHODS
     from unmask.report import examples
 
-    return {
-        record["method"]: [(e["eot_ratio"], e["order"], e["nfe"]) for e in examples(record["file"])] for record in records
-    }
+    place = {name: i for i, name in enumerate(METHODS)}
+    found: dict[str, list[tuple[float, list[int], int]]] = {}
+    for record in sorted(records, key=lambda record: place.get(record["method"], len(place))):
+        if record["method"] in found:
+            raise UserError(f"these runs hold {record['method']} twice, with different recipes: name the .json files to use")
+        found[record["method"]] = [(e["eot_ratio"], e["order"], e["nfe"]) for e in examples(record["file"])]
+    return found
 
 
 # ---------------------------------------------------------------- accuracy, from records of `unmask eval`
@@ -395,12 +400,14 @@ def grid(kind: str, task: Any, length: int) -> list[tuple[str, Any, int | None]]
 
 
 def afresh(kind: str, model: Any, task: Any, data: Any, shots: Any, options: Any, out: str, report: Any) -> list[dict[str, Any]]:
-    """Evaluate what the figure needs into a folder, where it resumes, and return the records."""
+    """Evaluate what the figure needs into a folder, where it resumes, and return the records of these runs alone."""
     from dataclasses import replace
 
     from unmask.evaluate import evaluate
     from unmask.report import records
 
+    files: dict[str, None] = {}
     for name, strategy, steps in grid(kind, task, options.length or task.length):
-        evaluate(model, task, {name: strategy}, data, shots, replace(options, steps=steps or options.steps), out, report)
-    return records([out])
+        summary = evaluate(model, task, {name: strategy}, data, shots, replace(options, steps=steps or options.steps), out, report)
+        files |= dict.fromkeys(summary["methods"][name].get("files", [summary["methods"][name]["file"]]))  # one a seed
+    return records(list(files))
