@@ -40,5 +40,8 @@ gold: $(READY)
 	@test -n "$(UNMASK_DATA)" || { echo "set UNMASK_DATA to the folder that holds the benchmarks' files"; exit 2; }
 	$(RUN)/python -m unmask.tasks.gold $(UNMASK_DATA)
 
+screenshots: $(READY)
+	$(RUN)/python docs/screenshots.py
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
