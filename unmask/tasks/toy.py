@@ -214,25 +214,25 @@ def respond(question: Question, rng: Random, room: int) -> str:
 
 
 def _entry(question: Question, rng: Random) -> str:
-    """One table entry: a step alone, or the answer alone (for yes and no, with the state it is about)."""
-    step = str(_pick(rng, STEPS)).format(
-        ordinal=ORDINALS[0], k=1, before=question.start, operation=question.operations[0], after=question.path[0]
-    )
+    """Table entries: the steps alone, or for one operation the answer alone (of yes and no, with the state it is about)."""
+    if len(question.operations) > 1 or rng.random() < 0.5:
+        return reasoning(question, "", str(_pick(rng, STEPS))).rsplit(" It ends", 1)[0]
     end = reasoning(question, step="") + " " if question.asked else ""
-    return rng.choice((step, f"{end}The answer is {question.answer}."))
+    return f"{end}The answer is {question.answer}."
 
 
 def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: int, length: int) -> tuple[list[tuple[str, str]], int]:
     """The (prompt, response) pairs of one training step and their response length.
 
-    Some batches are one-operation questions answered at once: they alone show a table entry with no copy of the result
-    to read off. They are every second one in the first 30 % of the training (`done`) and every fourth after. The others
+    Some batches are short chains that break off at a result, or answer one operation at once: they alone show a table
+    entry with no copy of the result to read off. They are every second one in the first 30 % of the training (`done`) and every fourth after. The others
     are mostly chains as they are tested, with a stretch of short chains on a shorter canvas between 30 and 47 %.
     """
     rng = Random(f"{seed}/{step}")
     if step % (2 if done < 0.3 else 4) == 0:
-        asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(3 * batch)]
-        return [(q.prompt, _entry(q, rng)) for q in asked], 16
+        most = rng.choice((1, 3))
+        asked = [ask(WORLDS[rng.choice(worlds)], rng, rng.randint(1, most)) for _ in range(2 * batch)]
+        return [(q.prompt, _entry(q, rng)) for q in asked], 16 if most == 1 else 40
     short = 0.3 <= done < 0.47 or rng.random() < 0.3
     operations = {k: weight for k, weight in OPERATIONS.items() if (k <= 3) == short or rng.random() < 0.1}
     room = length * 7 // 12 if max(operations) <= 3 else length
