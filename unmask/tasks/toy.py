@@ -230,9 +230,9 @@ def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: in
     """
     rng = Random(f"{seed}/{step}")
     if step % (2 if done < 0.3 else 4) == 0:
-        most = rng.choice((1, 3))
+        most = rng.choice((1, max(HARD)))
         asked = [ask(WORLDS[rng.choice(worlds)], rng, rng.randint(1, most)) for _ in range(2 * batch)]
-        return [(q.prompt, _entry(q, rng)) for q in asked], 16 if most == 1 else 40
+        return [(q.prompt, _entry(q, rng)) for q in asked], 16 if most == 1 else length * 7 // 12
     short = 0.3 <= done < 0.47 or rng.random() < 0.3
     operations = {k: weight for k, weight in OPERATIONS.items() if (k <= 3) == short or rng.random() < 0.1}
     room = length * 7 // 12 if max(operations) <= 3 else length
