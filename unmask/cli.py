@@ -164,7 +164,7 @@ def watched(args: argparse.Namespace, prompts: int) -> bool:
     "demo", "one question by three methods, a table over a few dozen, and a replay, on the bundled model",
     """
   unmask demo""",
-    option("--questions", type=int, default=12, metavar="N", help="test questions a task (default: 12)"),
+    option("--questions", type=int, default=12, metavar="N", help="validation questions a task (default: 12)"),
     option("-o", "--out", default="replay.html", metavar="FILE", help="the replay (default: replay.html)"),
     MODEL,
 )  # fmt: skip
@@ -729,7 +729,7 @@ def accept(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     model, rainbow = unmask.load(args.model), unmask.load(args.rainbow)
     if args.split == "test":
-        acceptance.check_frozen(model.path, rainbow.path)
+        acceptance.check_frozen(Path(str(model.path)), Path(str(rainbow.path)))
     runs = [name.strip() for name in args.runs.split(",")] if args.runs else list(acceptance.RUNS)
     tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     records = acceptance.accept(model, rainbow, Path(args.out), split=args.split, count=args.count, runs=runs, tell=tell)

@@ -24,7 +24,7 @@ TASKS = ("cups", "stories", "compass")
 def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("replay.html")) -> None:
     """Prints as it goes; `questions` a task."""
     tasks = [find(name) for name in TASKS]
-    one = tasks[0].rows.load(tasks[0].name, None).rows[0]
+    one = tasks[0].tuning_rows().rows[0]  # validation rows: the test rows are for measuring
     console.print(f"\n[bold]{one['question']}[/bold]  (right: {one['answer']})")
     console.print("Lighter boxes were decoded earlier; ∅ is end of text; what stands in [brackets] was pinned.\n", markup=False)
     columns = []
@@ -35,7 +35,7 @@ def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("re
         column.finish(f"{verdict}, EOT {made.eot_ratio:.2f}, {made.forwards} forwards")
     console.print(View(columns, whole=True))
 
-    table = Table(title=f"{questions * len(tasks)} test questions", title_justify="left")
+    table = Table(title=f"{questions * len(tasks)} validation questions", title_justify="left")
     for head in ("method", *(task.name for task in tasks), "all right", "EOT ratio", "decoded before the answer"):
         table.add_column(head, justify="left" if head == "method" else "right")
     for name in METHODS:
@@ -53,7 +53,7 @@ def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("re
 def _row(model: Any, name: str, tasks: list[Any], questions: int) -> list[str]:
     right, ends, before = [], [], []
     for task in tasks:
-        rows = task.rows.load(task.name, None).rows[:questions]
+        rows = task.tuning_rows().rows[:questions]
         strategy = adapted(task, unmask.METHODS[name], {})[0]
         made = list(generations(model, [row["question"] for row in rows], strategy, length=task.length, batch=questions))
         right.append([bool(task.grade(g.text, row).correct) for g, row in zip(made, rows, strict=True)])
