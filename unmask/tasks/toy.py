@@ -225,8 +225,9 @@ def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: in
     """The (prompt, response) pairs of one training step and their response length.
 
     Some batches are short chains that break off at a result, or answer one operation at once: they alone show a table
-    entry with no copy of the result to read off. They are every second one in the first 30 % of the training (`done`) and
-    every fourth after. The others are mostly chains as they are tested, with a stretch of short chains on a shorter canvas between 30 and 47 %.
+    entry with no copy of the result to read off. They are every second one in the first 30 % of the training (`done`)
+    and every fourth after. The others are mostly chains as they are tested, with a stretch of short chains on a
+    shorter canvas between 30 and 47 %.
     """
     rng = Random(f"{seed}/{step}")
     if step % (2 if done < 0.3 else 4) == 0:
