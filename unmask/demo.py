@@ -18,7 +18,7 @@ from unmask.tasks import find
 from unmask.trace import record
 
 METHODS = ("top-probability", "suffix-anchor", "sacm")
-TASKS = ("cups", "stories", "compass")
+TASKS = ("stories", "cups", "compass")
 
 
 def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("replay.html")) -> None:
@@ -36,14 +36,14 @@ def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("re
     console.print(View(columns, whole=True))
 
     table = Table(title=f"{questions * len(tasks)} validation questions", title_justify="left")
-    for head in ("method", *(task.name for task in tasks), "all right", "EOT ratio", "decoded before the answer"):
-        table.add_column(head, justify="left" if head == "method" else "right")
+    for head in ("method", *(task.name for task in tasks), "all", "EOT", "before the answer"):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=head == "method")
     for name in METHODS:
         table.add_row(*_row(model, name, tasks, questions))
     console.print(table)
     console.print(
-        "EOT ratio: share of the response that is end-of-text. Decoded before the answer: share of the slots before "
-        "the anchor that were settled when the answer was; near 0, it was blurted out.\n"
+        "EOT: share of the response that is end-of-text. Before the answer: share of the slots before the anchor that "
+        "were decoded when the answer was; near 0, it was blurted out.\n"
     )
     runs = [r for name in METHODS for r in record(model, [one["question"]], name, adapted(tasks[0], unmask.METHODS[name], {})[0])]
     replay.write(out, runs)
