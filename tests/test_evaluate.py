@@ -20,7 +20,6 @@ from unmask.tasks import find
 from unmask.tasks.data import Loaded
 
 CLI = [sys.executable, "-c", "from unmask.cli import main; main()"]
-BUNDLED = Path(unmask.__file__).parent / "checkpoints" / "tiny"
 TIMED = {"seconds", "tokens_per_second", "text_tokens_per_second"}
 
 
@@ -317,7 +316,6 @@ def test_grade_names_the_line_at_fault(tmp_path, capsys, line, message):
     assert "1 of 1" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not BUNDLED.exists(), reason="no bundled model")
 def test_the_bundled_model_end_to_end(tmp_path, capsys):
     main(["eval", "--task", "cups", "--methods", "sacm,top-probability", "--limit", "8", "--steps", "16", "--out", str(tmp_path), "--json"])
     found = json.loads(capsys.readouterr().out)["methods"]

@@ -11,12 +11,11 @@ import pytest
 from test_live import checkpoint  # noqa: F401 (a fixture)
 from test_replay import HOSTILE, made
 
-from unmask import trace
+from unmask import figures, trace
 from unmask.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.errors import UserError
 from unmask.statistics import wilson
 
-figures = pytest.importorskip("unmask.figures")
 pytest.importorskip("matplotlib", reason='tests of the figures need matplotlib: pip install "unmask[figures]"')
 
 RUNS = [made(name, 48, 24, correct=name == "sacm", gold="12") for name in ("top-probability", "suffix-anchor", "sacm")]
