@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -302,6 +302,56 @@ def illustrated(task: Task, data: Loaded, skip_bad: bool = False, limit: int | N
     return limited(replace(data, rows=rows, skipped=tuple(skipped), sha256=read.hexdigest()), limit)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Rows to decode together, with all that it takes besides the model: it can be sent to another process."""
+
+    number: int  # its place in the partition
+    indices: Sequence[int]  # of its rows in the data
+    rows: Sequence[Row]
+    prompts: Sequence[str | list[dict[str, str]]]
+    images: Sequence[Any] | None
+    task: Task
+    strategy: Any
+    options: Options
+    seed: int
+
+
+Pool = Callable[[Iterable[Batch]], Iterator[list[Example]]]  # completes batches, in whatever order
+
+
+def completed(model: Any, batch: Batch) -> list[Example]:
+    """Decode and grade the rows of a batch."""
+    from unmask.generation import generate
+
+    task, options = batch.task, batch.options
+    made = generate(
+        model, batch.prompts, batch.strategy, length=options.length or task.length, steps=options.steps, batch=options.batch,
+        seed=[batch.seed * 1_000_000 + i for i in batch.indices], temperature=options.temperature, cfg=options.cfg,
+        cache=options.cache, raw=plain(model, task), stop=task.stop, images=batch.images,
+    )  # fmt: skip
+    grades = grade_all(task, [(g.text, row) for g, row in zip(made, batch.rows, strict=True)], options)
+    anchors = [model.tokens(task.anchor), model.tokens(" " + task.anchor)]
+    examples = []
+    for i, row, prompt, generation, grade in zip(batch.indices, batch.rows, batch.prompts, made, grades, strict=True):
+        others = {} if task.executes else {mode: bool(g(generation.text, row).correct) for mode, g in task.modes.items()}
+        examples.append({
+            "id": task.identify(row, i), "index": i, "batch": batch.number, "prompt": prompt, "response": generation.text,
+            "gold": row.get(task.gold), "group": row.get(task.group) if task.group else None,
+            "extracted": grade.extracted, "rule": grade.rule, "correct": bool(grade.correct), "modes": others,
+            "nfe": generation.forwards, "tie_rate": generation.tie_rate, "eot_ratio": generation.eot_ratio,
+            "eot_ratio_all": generation.eot_ratio_all, "seconds": generation.seconds, "seed": generation.seed,
+            **answer_time(generation.tokens, generation.order, generation.forwards, anchors),
+            "tokens": generation.tokens, "order": generation.order,
+        })  # fmt: skip
+    return examples
+
+
+def plain(model: Any, task: Task) -> bool:
+    """Are prompts given as they are, without a chat template?"""
+    return not task.chat or not model.chats
+
+
 def run_method(
     model: Any,
     task: Task,
@@ -313,20 +363,18 @@ def run_method(
     folder: Path,
     seed: int,
     report: Callable[[str, int, int, int], None],
+    pool: Pool,
 ) -> dict[str, Any]:
     """Decode and grade every row with one method, resuming what the folder holds. Returns the record of the run."""
-    from unmask.generation import generate
-
     identity = recipe(model, task, strategy, data, shots, options, seed)
     stem = f"{name}-{digest(identity)[:12]}"
     prompts = [task.ask(row, shots.rows if shots else ()) for row in data.rows]
     texts = [task.render(row, shots.rows if shots else ()) for row in data.rows]
     sizes = [len(model.tokens(text)) for text in texts]
     batches = partition(sizes, options.batch)
-    raw = not task.chat or not model.chats
     if model.context and not task.image:  # the longest comes last: better to know before the others are decoded
         longest = max(range(len(sizes)), key=sizes.__getitem__)
-        if (need := len(model.encode(prompts[longest], raw=raw)) + identity["length"]) > model.context:
+        if (need := len(model.encode(prompts[longest], raw=plain(model, task))) + identity["length"]) > model.context:
             which = task.identify(data.rows[longest], longest)
             raise UserError(f"row {which} of {task.name} takes {need} tokens with its response; {model.name} was made for {model.context}")
     lines = folder / f"{stem}.jsonl"
@@ -342,36 +390,17 @@ def run_method(
         with suppress(ValueError, KeyError, OSError):
             record["resumed_from"] = json.loads((folder / f"{stem}.json").read_text())["provenance"]
     write_whole(folder / f"{stem}.json", record)
-    anchors = [model.tokens(task.anchor), model.tokens(" " + task.anchor)]
     right = sum(example["correct"] for example in done)
     report(name, len(done), len(data.rows), right)
-    for number, batch in enumerate(batches):
-        if seen.issuperset(batch):
-            continue
-        asked = {"images": [picture(task, data.rows[i], data.root) for i in batch]} if task.image else {}
-        made = generate(
-            model, [prompts[i] for i in batch], strategy, length=identity["length"], steps=options.steps, batch=options.batch,
-            seed=[seed * 1_000_000 + i for i in batch], temperature=options.temperature, cfg=options.cfg, cache=options.cache,
-            raw=raw, stop=task.stop, **asked,
-        )  # fmt: skip
-        grades = grade_all(task, [(g.text, data.rows[i]) for i, g in zip(batch, made, strict=True)], options)
-        examples = []
-        for i, generation, grade in zip(batch, made, grades, strict=True):
-            row = data.rows[i]
-            others = (
-                {mode: bool(g(generation.text, row).correct) for mode, g in task.modes.items()}
-                if not task.executes
-                else {}
-            )
-            examples.append({
-                "id": task.identify(row, i), "index": i, "batch": number, "prompt": prompts[i], "response": generation.text,
-                "gold": row.get(task.gold), "group": row.get(task.group) if task.group else None,
-                "extracted": grade.extracted, "rule": grade.rule, "correct": bool(grade.correct), "modes": others,
-                "nfe": generation.forwards, "tie_rate": generation.tie_rate, "eot_ratio": generation.eot_ratio,
-                "eot_ratio_all": generation.eot_ratio_all, "seconds": generation.seconds, "seed": generation.seed,
-                **answer_time(generation.tokens, generation.order, generation.forwards, anchors),
-                "tokens": generation.tokens, "order": generation.order,
-            })  # fmt: skip
+    left = (
+        Batch(
+            number, batch, [data.rows[i] for i in batch], [prompts[i] for i in batch],
+            [picture(task, data.rows[i], data.root) for i in batch] if task.image else None, task, strategy, options, seed,
+        )
+        for number, batch in enumerate(batches)
+        if not seen.issuperset(batch)
+    )  # fmt: skip
+    for examples in pool(left):
         append(lines, examples)
         done += examples
         right += sum(example["correct"] for example in examples)
@@ -433,16 +462,19 @@ def evaluate(
     options: Options = Options(),  # noqa: B008 (frozen)
     out: str | Path = "runs/eval",
     report: Callable[[str, int, int, int], None] = lambda *_: None,
+    pool: Pool | None = None,
 ) -> dict[str, Any]:
-    """Every method on the same rows; the summary of `unmask eval --json`."""
+    """Every method on the same rows; the summary of `unmask eval --json`. The batches are done by this process one after the
+    other, or by `pool`: then the model needs no weights here."""
     check(model, task, methods, options)
+    pool = pool or (lambda batches: (completed(model, batch) for batch in batches))
     folder = Path(out)
     with locked(folder):
         results: dict[str, list[dict[str, Any]]] = {}
         for name, strategy in methods.items():
             count = options.seeds if draws(strategy, options) else 1
             results[name] = [
-                run_method(model, task, name, strategy, data, shots, options, folder, options.seed + k, report)
+                run_method(model, task, name, strategy, data, shots, options, folder, options.seed + k, report, pool)
                 for k in range(count)
             ]
         summary = {
