@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill, indent
 from typing import Any
 
 from unmask import __version__
@@ -71,22 +71,40 @@ DECODING = together(
 )  # fmt: skip
 
 
+TUNED = option("--settings", metavar="FILE", dest="settings_file", help="what `unmask tune` chose for this model and task; --set goes first")
 LIVE = option("--live", action="store_true", help="show the tokens as they are filled in (one prompt, in a terminal)")
 
 
 def load(args: argparse.Namespace) -> Any:
     import unmask
 
-    return unmask.load(
+    model = unmask.load(
         args.model, device=args.device, dtype=args.dtype, adapter=args.adapter, quantize=args.quantize,
         device_map=args.device_map, revision=args.revision, frequencies=args.frequencies,
     )  # fmt: skip
+    if file := getattr(args, "settings_file", None):
+        from unmask import tune
+
+        tune.check_model(file, tune.read(file), model, args.adapter)
+    return model
 
 
 def strategy(name: str, args: argparse.Namespace) -> Any:
-    from unmask import method, settings
+    from unmask import method
 
-    return method(name).with_(**settings.parse(args.settings))
+    return method(name).with_(**wanted_settings(args))
+
+
+def wanted_settings(args: argparse.Namespace, task: str | None = None) -> dict[str, Any]:
+    """Those of --settings FILE, if it was tuned for the task, then those of --set."""
+    from unmask import settings
+
+    given = settings.parse(args.settings)
+    if not getattr(args, "settings_file", None):
+        return given
+    from unmask import tune
+
+    return {**tune.read(args.settings_file, task)["settings"], **given}
 
 
 def decoding(args: argparse.Namespace) -> dict[str, Any]:
@@ -189,6 +207,7 @@ def demo(args: argparse.Namespace) -> None:
     option("--prompts", metavar="FILE", help="a file with one prompt, or JSONL with one a line"),
     option("--method", default="sacm", help="see `unmask methods` (default: sacm)"),
     DECODING,
+    TUNED,
     option("--samples", type=int, default=1, metavar="N", help="N samples a prompt, with seeds seed, seed + 1, ..."),
     option("--infill", metavar="TEXT", help="the response, with [MASK*n] where n tokens are to be filled in"),
     option("--stop", action="append", default=[], metavar="TEXT", help="cut the text before this string (repeatable)"),
@@ -240,6 +259,7 @@ def generate(args: argparse.Namespace) -> None:
     option("--prompts", metavar="FILE", help="a file with the prompt"),
     option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
     DECODING,
+    TUNED,
     LIVE,
     option("--json", action="store_true", help="a record a method"),
     MODEL,
@@ -254,7 +274,7 @@ def compare(args: argparse.Namespace) -> None:
     if more:
         raise UserError("compare takes one prompt; `unmask generate --prompts` takes many")
     names = [name.strip() for name in args.methods.split(",") if name.strip()]
-    wanted = settings.parse(args.settings)
+    wanted = wanted_settings(args)
     found = {name: settings.applied(method(name), wanted) for name in names}
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
         raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
@@ -305,7 +325,7 @@ def traced(args: argparse.Namespace, model: Any, names: list[str], extra: dict[s
     from unmask.trace import record
 
     asked, task = questions(args, model)
-    wanted = settings.parse(args.settings) | (extra or {})
+    wanted = wanted_settings(args, task and task.name) | (extra or {})
     fitted = {name: evaluate.adapted(task, method(name), {})[0] if task else method(name) for name in names}
     found = {name: settings.applied(strategy, wanted) for name, strategy in fitted.items()}
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
@@ -343,6 +363,7 @@ ASKED = together(
     option("-o", "--out", action="append", default=[], metavar="FILE",
            help="a page (.html) or a trace file (.json.gz, .json); repeatable (default: replay.html)"),
     DECODING,
+    TUNED,
     MODEL,
 )  # fmt: skip
 def trace(args: argparse.Namespace) -> None:
@@ -567,6 +588,7 @@ def grade(args: argparse.Namespace) -> None:
   unmask eval --task cups --methods sacm,suffix-anchor,top-probability --limit 100
   unmask eval --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --methods sacm,top-probability --out runs/gsm8k
   unmask eval --task mmlu_pro --data mmlu_pro/ --methods sacm --set kappa=12 --json
+  unmask eval --task cups --settings runs/tune-tiny-cups/settings.json     with what `unmask tune` chose
   the same command again resumes after a crash""",
     option("--task", required=True, help="gsm8k, math500, strategyqa, mmlu_pro, mathvista, chartqa, humaneval, mbpp, stories, ..."),
     option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
@@ -576,6 +598,7 @@ def grade(args: argparse.Namespace) -> None:
     option("--length", type=int, metavar="L", help="response tokens (default: the task's)"),
     option("--steps", type=int, metavar="T", help="decoding steps (default: the method's pace, L / 2 in the paper)"),
     option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a setting of the methods (repeatable)"),
+    TUNED,
     option("--batch", type=int, default=8, help="rows decoded together (default: 8)"),
     option("--seed", type=int, default=0),
     option("--seeds", type=int, default=1, metavar="N", help="runs of a method that draws: mean and spread"),
@@ -595,13 +618,12 @@ def evaluate(args: argparse.Namespace) -> None:
 
     task = find(args.task)
     from unmask import evaluate as evaluation
-    from unmask import settings
     from unmask.methods import method
     from unmask.report import Progress, table_of_summary
 
     task = replace(task, chat=task.chat and not args.raw, stop=(*task.stop, *args.stop), layout=args.layout or task.layout)
     names = [name.strip() for name in args.methods.split(",") if name.strip()]
-    wanted = settings.parse(args.settings)
+    wanted = wanted_settings(args, task.name)
     found = {name: evaluation.adapted(task, method(name), wanted) for name in names}
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
         raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
@@ -626,6 +648,135 @@ def evaluate(args: argparse.Namespace) -> None:
         methods = {name: strategy for name, (strategy, _) in found.items()}
         summary = evaluation.evaluate(model, task, methods, data, shots, options, out, bar)
     print(json.dumps(summary, ensure_ascii=False) if args.json else table_of_summary(summary))
+
+
+@command(
+    "tune", "choose kappa, beta and gamma for a model and a task on its tuning rows, never on test rows",
+    """
+  unmask tune --task cups                                       the paper's 36 points by successive halving, and
+  unmask eval --task cups --settings runs/tune-tiny-cups/settings.json        what they are worth on the test rows
+  unmask tune --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --out gsm8k.json
+  unmask tune --task cups --full                                the paper's full sweep; reuses what halving decoded
+  unmask tune --task cups --check                               both: is it the same point, and what was saved?
+  unmask tune --task cups --kappa 6,8,10,12,14 --gamma 0.55,0.7,0.85,1
+  the same command again resumes""",
+    option("--task", required=True, help="gsm8k, math500, strategyqa, chartqa, mbpp, stories, cups, compass"),
+    option("--method", default="sacm", help="a method with kappa, beta and gamma: sacm, sacm-margin (default: sacm)"),
+    option("--count", "--limit", type=int, default=128, metavar="N", help="tuning rows, drawn at random (default: 128, as the paper)"),
+    option("--full", action="store_true", help="every point on every row (default: successive halving)"),
+    option("--check", action="store_true", help="halving, then the full sweep: did they choose the same point?"),
+    option("--first", type=int, metavar="N", help="rows before the worse half is first dropped (default: an eighth)"),
+    option("--kappa", metavar="A,B", help="values to try (default: 12,14)"),
+    option("--beta", metavar="A,B", help="(default: 1,1.1,1.2,1.3,1.4,1.5)"),
+    option("--gamma", metavar="A,B", help="(default: 0.7,0.85,1)"),
+    option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="another setting, the same for all points"),
+    option("--data", metavar="PATH", help="the benchmark's file or folder (default: the Hugging Face Hub)"),
+    option("--length", type=int, metavar="L", help="response tokens (default: the task's)"),
+    option("--steps", type=int, metavar="T", help="decoding steps (default: the method's pace, L / 2 in the paper)"),
+    option("--batch", type=int, default=8, help="rows decoded together (default: 8)"),
+    option("--seed", type=int, default=0, help="which rows are drawn"),
+    option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance"),
+    option("--cache", choices=["none", "prefix", "dual", "prefix-lm"]),
+    option("--raw", action="store_true", help="no chat template"),
+    option("--folder", metavar="DIR", help="where the runs, the table and the heat map go (default: runs/tune-MODEL-TASK)"),
+    option("--out", metavar="FILE", help="the settings file (default: settings.json in the folder)"),
+    GRADING,
+    option("--json", action="store_true", help="everything as one JSON object"),
+    MODEL,
+)  # fmt: skip
+def tune(args: argparse.Namespace) -> None:
+    from unmask import evaluate as evaluation
+    from unmask import settings, tune
+    from unmask.methods import method
+    from unmask.report import Progress
+    from unmask.tasks import find
+
+    task = find(args.task)
+    task = replace(task, chat=task.chat and not args.raw)
+    fixed = settings.parse(args.settings)
+    if tuned := [name for name in tune.GRID if name in fixed]:
+        raise UserError(f"{tuned[0]} is what is tuned; --{tuned[0]} {fixed[tuned[0]]} tries this value alone")
+    strategy = evaluation.adapted(task, method(args.method).with_(**{**fixed, **task.settings}), fixed)[0]
+    grid = {name: tune.values(name, getattr(args, name)) for name in tune.GRID}
+    if args.out and not Path(args.out).absolute().parent.is_dir():
+        raise UserError(f"{args.out} cannot be written: there is no folder {Path(args.out).parent}")
+    skip = args.bad_rows == "skip"
+    data = tune.sampled(task, task.tuning_rows(args.data, skip), args.count, args.seed, skip)
+    if len(data.rows) < args.count:
+        print(f"unmask: {task.name} has {len(data.rows)} tuning rows, fewer than {args.count}", file=sys.stderr)
+    shots = task.shots.load(task.name, args.data, skip, beside=True) if task.shots else None
+    model = load(args)
+    options = evaluation.Options(
+        length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, cfg=args.cfg, cache=args.cache, mode=args.mode,
+        allow_code=args.allow_code, unisolated=args.unisolated_code,
+        model_options={name: str(value) for name in ("adapter", "quantize", "revision") if (value := getattr(args, name))},
+    )  # fmt: skip
+    folder = Path(args.folder or f"runs/tune-{Path(args.model).name}-{task.name}")
+    mode = "check" if args.check else "full" if args.full else "halving"
+    with Progress(sys.stderr) as bar:
+        record = tune.tune(model, task, args.method, strategy, data, shots, options, folder,
+                           grid=grid, fixed=fixed, first=args.first, mode=mode, report=bar)  # fmt: skip
+    out, text = Path(args.out or folder / "settings.json"), tune.table(record)
+    tune.write(record, out)
+    (folder / "table.md").write_text(f"{text}\n{tune.told(record)}\n")
+    drawn = tune.heat_map(record, folder / "heat-map.png")
+    if args.json:
+        print(json.dumps(record, ensure_ascii=False))
+        return
+    print(f"{text}\n{tune.told(record)}\n")
+    print(f"heat map: {folder / 'heat-map.png'}" if drawn else 'for a heat map: pip install "unmask[figures]"')
+    print(f"settings: {out}; next: unmask eval --task {task.name} --model {args.model} --settings {out}")
+
+
+@command(
+    "doctor", "what goes wrong with a model's decoding, and which method cures it",
+    """
+  unmask doctor --task cups
+  unmask doctor --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --count 32
+  unmask doctor --model ./my-model --prompts questions.jsonl --length 128 --anchor "In short:"
+  decodes a few prompts four ways: plain, end-of-text suppressed, with an anchor, with SACM""",
+    option("--task", help="a benchmark: its tuning rows, so that what you learn is not about the test rows"),
+    option("--prompts", metavar="FILE", help="your own: a file with one prompt, or JSONL with one a line"),
+    option("--data", metavar="PATH", help="the benchmark's file or folder (default: the Hugging Face Hub)"),
+    option("--count", type=int, default=16, metavar="N", help="prompts to decode (default: 16)"),
+    option("--length", type=int, metavar="L", help="response tokens (default: the task's, or the model's)"),
+    option("--steps", type=int, metavar="T", help="decoding steps (default: L / 2)"),
+    option("--anchor", metavar="TEXT", help="what the anchor says (default: the task's, or \"The answer is\")"),
+    option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a setting, as at=-30 (repeatable)"),
+    option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance"),
+    option("--cache", choices=["none", "prefix", "dual", "prefix-lm"]),
+    option("--batch", type=int, default=8, help="prompts decoded together (default: 8)"),
+    option("--raw", action="store_true", help="no chat template"),
+    option("--json", action="store_true", help="every figure, the verdict and the command as one JSON object"),
+    MODEL,
+)  # fmt: skip
+def doctor(args: argparse.Namespace) -> None:
+    if bool(args.task) == bool(args.prompts):
+        raise UserError("give --task NAME or --prompts FILE")
+    if args.count < 1 or args.batch < 1:
+        raise UserError("--count and --batch are at least 1")
+    from unmask import doctor, settings
+    from unmask.tasks import find
+
+    task = find(args.task) if args.task else None
+    given = [*args.settings, *([f"text={args.anchor}"] if args.anchor else [])]
+    case = doctor.of_task(task, args.data, args.count) if task else doctor.of_prompts(rows(None, args.prompts)[: args.count], args.prompts)
+    ways = doctor.strategies(case, settings.parse(given))
+    model = load(args)
+    length = args.length or (task.length if task else model.length)
+    found = doctor.examine(
+        model, case, ways, lambda items: progress(items, len(ways), "decoding"), length=length, steps=args.steps, cfg=args.cfg,
+        cache=args.cache, batch=args.batch, raw=args.raw or bool(task and not (task.chat and model.chats)), stop=task.stop if task else (),
+    )  # fmt: skip
+    names = ("model", "data", "length", "steps", "cache", "cfg", "raw", "device", "dtype", "adapter", "quantize", "device_map", "revision")
+    typed = doctor.flags({name: getattr(args, name) for name in names}, given)
+    words, advised, command = doctor.verdict(found, case, typed, str(next(model.module.parameters()).dtype) == "torch.float32")
+    if args.json:
+        about = {"model": model.name, "prompts": case.about, "length": length}
+        print(json.dumps({**about, **doctor.record(found, words, advised, command)}, ensure_ascii=False))
+        return
+    print(f"{model.name}, {case.about}, L = {length}\n\n{doctor.table(found)}\n\n{doctor.LEGEND}\n")
+    print("\n".join(fill(word, 80) for word in words) + f"\n\nnext:  {command}")
 
 
 @command(
@@ -661,6 +812,31 @@ def report(args: argparse.Namespace) -> None:
     from unmask.report import write
 
     print(write(args.runs, args.format, args.out), end="")
+
+
+def everything(parser: argparse.ArgumentParser) -> None:
+    """All that follows, options too, as one list: another program's command line."""
+    parser.prefix_chars = "\0"  # so that nothing looks like an option to this parser
+    parser.add_argument("arguments", nargs="*", metavar="...", help="lm-eval's own: `unmask lm-eval run --help` shows them")
+    parser.set_defaults(usage=parser.format_help)
+
+
+@command(
+    "lm-eval", "lm-evaluation-harness with our models, methods, tasks and graders; all arguments are lm-eval's",
+    """
+  unmask lm-eval --model unmask --model_args pretrained=tiny,method=sacm --tasks unmask_cups --apply_chat_template --limit 8
+  UNMASK_DATA=data/ unmask lm-eval --model unmask --model_args pretrained=GSAI-ML/LLaDA-8B-Instruct,kappa=12,at=-40 \\
+      --tasks unmask_gsm8k,unmask_math500 --apply_chat_template --batch_size 8 --output_path results --log_samples
+  unmask lm-eval --model unmask --model_args pretrained=GSAI-ML/LLaDA-8B-Base,mc_num=128 --tasks arc_challenge""",
+    everything,
+)  # fmt: skip
+def lm_eval(args: argparse.Namespace) -> None:
+    from unmask import harness
+
+    if args.arguments in ([], ["-h"], ["--help"]):
+        print(args.usage(), end="")
+    else:
+        harness.run(args.arguments)
 
 
 @command(

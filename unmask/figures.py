@@ -342,6 +342,38 @@ def sensitivity(records: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def heat_map(points: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """A sweep: a panel a gamma, kappa by beta, colour and number the accuracy in percent. Hatched: dropped before all rows
+    were seen, so its number is of fewer rows. Framed: the one chosen; dashed: the default."""
+    from matplotlib.patches import Rectangle
+
+    pyplot = _pyplot()
+    values = {name: sorted({point[name] for point in points}) for name in ("kappa", "beta", "gamma")}
+    rows, columns, panels = (len(values[name]) for name in ("kappa", "beta", "gamma"))
+    accuracies, most = [100 * point["accuracy"] for point in points], max(point["rows"] for point in points)
+    norm = pyplot.Normalize(min(accuracies), max(max(accuracies), min(accuracies) + 1e-9))
+    colours = pyplot.get_cmap("cividis")
+    size = (panels * (0.42 * columns + 0.5) + 0.6, 0.42 * rows + 1)
+    figure, axes = pyplot.subplots(1, panels, figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for axis, gamma in zip(axes[0], values["gamma"], strict=True):
+        axis.set(xticks=range(columns), yticks=range(rows), xlim=(-0.5, columns - 0.5), ylim=(-0.5, rows - 0.5), xlabel="beta")
+        axis.set(xticklabels=[f"{b:g}" for b in values["beta"]], yticklabels=[f"{k:g}" for k in values["kappa"]], title=f"gamma {gamma:g}")
+        axis.set_aspect("equal")
+        for point in (p for p in points if p["gamma"] == gamma):
+            x, y, shade = values["beta"].index(point["beta"]), values["kappa"].index(point["kappa"]), norm(100 * point["accuracy"])
+            hatch = "////" if point["rows"] < most else None
+            axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours(shade), edgecolor="#FFFFFF60", linewidth=0, hatch=hatch))
+            ink = "white" if shade < 0.5 else "black"
+            axis.text(x, y, f"{100 * point['accuracy']:.0f}", ha="center", va="center", fontsize=6, color=ink)
+            if point["chosen"] or point["default"]:
+                style = "-" if point["chosen"] else "--"
+                frame = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor=NEW, linewidth=1.8, linestyle=style, zorder=3)
+                axis.add_patch(frame)
+    axes[0][0].set_ylabel("kappa")
+    figure.suptitle(f"{title}: accuracy, % (frame: chosen, dashed: default, hatched: dropped early)", fontsize=7)
+    return figure
+
+
 def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:
     """Accuracy and EOT ratio of every anchor text at the position most runs share, and against the position."""
     pyplot = _pyplot()

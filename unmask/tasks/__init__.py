@@ -54,6 +54,7 @@ class Task:
     header: Callable[[Row], str] | None = None  # what stands before the shots, for "turns": the system message
     mode: str = ""  # which of `modes` grades where none is asked for; `grade` if empty
     stop: tuple[str, ...] = ()  # cut the response at the first of these; none: graders find the answer in the whole
+    agrees: Callable[[str, Row], bool | None] | None = None  # does the answer follow from its own reasoning? None: it gives none
 
     def identify(self, row: Row, index: int) -> str:
         return str(row[self.key]) if self.key and self.key in row else str(index)
