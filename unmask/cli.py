@@ -834,9 +834,9 @@ def lm_eval(args: argparse.Namespace) -> None:
     from unmask import harness
 
     if args.arguments in ([], ["-h"], ["--help"]):
-        print(args.usage(), end="")
-    else:
-        harness.run(args.arguments)
+        print(args.usage())
+        sys.exit(0)
+    harness.run(args.arguments)
 
 
 @command(

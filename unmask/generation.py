@@ -40,7 +40,9 @@ class Generation:
 @overload
 def generate(model: Model, prompts: str, method: str | Strategy = ..., **options: Any) -> Generation: ...
 @overload
-def generate(model: Model, prompts: Sequence[str | Messages], method: str | Strategy = ..., **options: Any) -> list[Generation]: ...
+def generate(
+    model: Model, prompts: Sequence[str | Messages | Sequence[int]], method: str | Strategy = ..., **options: Any
+) -> list[Generation]: ...
 def generate(model: Model, prompts: Any, method: str | Strategy = "sacm", **options: Any) -> Any:
     """Decode prompts with a method: one prompt (a string, or the messages of one conversation) gives one Generation, a
     list of them a list. The options are those of `generations`."""
@@ -53,7 +55,7 @@ def generate(model: Model, prompts: Any, method: str | Strategy = "sacm", **opti
 
 def generations(
     model: Model,
-    prompts: Sequence[str | Messages],
+    prompts: Sequence[str | Messages | Sequence[int]],
     method: str | Strategy = "sacm",
     *,
     length: int | None = None,
@@ -72,7 +74,8 @@ def generations(
     batch: int = 8,
     watch: Sequence[Callable[..., None]] = (),
 ) -> Iterator[Generation]:
-    """One Generation per prompt (`samples` of them each, one after the other), as the batches are done.
+    """One Generation per prompt (`samples` of them each, one after the other), as the batches are done. A prompt is text,
+    the messages of a conversation, or token ids as they are.
 
     length: L, response tokens. steps: T, by default the method's pace (L / 2 in the paper). system: a system prompt.
     raw: no chat template. infill: the response as text with spans to fill, "Dear [MASK*8], thank you": L is its length.
@@ -94,7 +97,7 @@ def generations(
     encoded = [
         ids
         for prompt, some in zip(prompts, pictures, strict=True)
-        for ids in [model.encode(prompt, system, raw, [opened(picture) for picture in some])] * samples
+        for ids in [_encoded(model, prompt, system, raw, some)] * samples
     ]
     pictures = [some for some in pictures for _ in range(samples)]
     pieces = _spans(model, infill) if infill is not None else None
@@ -159,6 +162,12 @@ def _checked(prompts: Sequence[Any]) -> Sequence[Any]:
         if not prompt or (isinstance(prompt, str) and not prompt.strip()):
             raise UserError("the prompt is empty" if len(prompts) == 1 else f"prompt {i + 1} of {len(prompts)} is empty")
     return prompts
+
+
+def _encoded(model: Model, prompt: Any, system: str | None, raw: bool, pictures: list[Any]) -> list[int]:
+    if isinstance(prompt, (list, tuple)) and isinstance(prompt[0], int):
+        return list(prompt)
+    return model.encode(prompt, system, raw, [opened(picture) for picture in pictures])
 
 
 def _pictures(images: Sequence[Any] | None, prompts: int) -> list[list[Any]]:
