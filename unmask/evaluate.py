@@ -384,7 +384,7 @@ def run_method(
         "method": name,
         "recipe_sha256": digest(identity),
         "recipe": identity,
-        "provenance": provenance(model, data, shots),
+        "provenance": {**provenance(model, data, shots), **getattr(pool, "about", {})},  # a pool says where it ran
     }
     if done and (folder / f"{stem}.json").exists():  # the first part's provenance stands beside the last one's
         with suppress(ValueError, KeyError, OSError):

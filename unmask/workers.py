@@ -1,0 +1,217 @@
+"""N replicas of a model as Ray actors, on this machine or on a cluster, that complete the batches of an evaluation.
+
+    with Workers({"name": "tiny"}, 2) as workers:
+        evaluate(workers.model, task, methods, data, pool=workers)
+
+The driver alone reads and writes the run's folder. It has the model's outline, not its weights."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unmask import __version__
+from unmask.errors import UserError
+from unmask.evaluate import Batch, Example, completed
+
+LOST = 3  # workers that may die of one batch, or while loading, before the run stops
+PATIENCE = 60  # seconds without a worker before the user is told what is waited for
+
+
+def ray() -> Any:
+    """Ray, which must be told to be quiet before it is imported."""
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        os.environ.setdefault(name, "0")
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # what is no Ray cluster is found out in one try, not twenty
+    try:
+        import ray
+    except ImportError:
+        raise UserError('--workers needs Ray: pip install "unmask[ray]"') from None
+    return ray
+
+
+def connect(address: str | None, cpus: int) -> None:
+    """Join the cluster at `address` ("auto": the one on this machine), or start one here that ends with this process."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "critical"}
+    if address is None:
+        options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False, "object_store_memory": 2**28}
+    else:
+        options["address"] = address
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        if port.isdigit():  # Ray itself would try for minutes
+            try:
+                socket.create_connection((host, int(port)), timeout=5).close()
+            except OSError:
+                raise UserError(f"there is no Ray cluster at {address}; `ray start --head` starts one") from None
+    try:
+        ray().init(**options)
+    except Exception as error:  # Ray has many ways to say no
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        where = f"there is no Ray cluster to join at {address}" if address else "Ray does not start on this machine"
+        raise UserError(f"{where}: {why}") from None
+
+
+class Worker:
+    """A replica in a process of its own."""
+
+    def load(self, loading: Mapping[str, Any], threads: int, known: Mapping[str, str]) -> None:
+        import torch
+
+        import unmask
+
+        torch.set_num_threads(threads)
+        self.model = unmask.load(**loading)
+        for what, here in fingerprint(self.model).items():
+            if here != known[what]:
+                raise UserError(f"the {what} of {loading['name']} on {socket.gethostname()} is {here:.12}, and {known[what]:.12} here")
+
+    def completed(self, batch: Batch) -> list[Example]:
+        return completed(self.model, batch)
+
+
+def fingerprint(model: Any) -> dict[str, str]:
+    """What must be the same on every machine."""
+    return {"weights hash": model.weights_hash, "unmask version": __version__}
+
+
+class Workers:
+    """`loading` are the arguments of `unmask.load`. A CPU worker has OMP_NUM_THREADS threads, 1 by default, so that results do
+    not depend on how many workers there are; where there are GPUs, each worker has one of its own."""
+
+    def __init__(self, loading: Mapping[str, Any], count: int, address: str | None = None):
+        if count < 1:
+            raise UserError(f"--workers is at least 1, not {count}")
+        if loading.get("device_map"):
+            raise UserError("--device-map spreads one model over devices and --workers puts one on each: give one of them")
+        if ":" in str(loading.get("device") or ""):
+            raise UserError(f"each worker has a device of its own: --device cuda with --workers, not {loading['device']}")
+        self.count, self.address = count, address
+        self.loading = {**loading, **{key: _anywhere(loading.get(key)) for key in ("name", "adapter", "frequencies")}}
+        self.threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
+        self.idle: list[Any] = []
+        self.busy: dict[Any, tuple[Any, Batch | str]] = {}  # a promise -> who gave it, and for what
+
+    def __enter__(self) -> Workers:
+        self.ray = ray()
+        self.owner = not self.ray.is_initialized()
+        if self.owner:
+            connect(self.address, self.count * self.threads)
+        try:
+            self._place()
+            self.model = outline(self.loading)
+            for _ in range(self.count):
+                self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for worker in [*self.idle, *(worker for worker, _ in self.busy.values())]:
+            self.ray.kill(worker)
+        self.idle, self.busy = [], {}
+        if self.owner:
+            self.ray.shutdown()
+
+    def _place(self) -> None:
+        """One GPU each where the cluster has some and no other device was asked for."""
+        import torch
+
+        held = self.ray.cluster_resources()
+        device = self.loading.get("device")
+        if device is None:
+            device = "cuda" if held.get("GPU") else "mps" if torch.backends.mps.is_available() else "cpu"
+        self.loading["device"] = device
+        self.needs = {"num_cpus": self.threads, "num_gpus": int(str(device) == "cuda")}
+        for name, need in (("CPU", self.threads), ("GPU", self.needs["num_gpus"])):
+            if (have := int(held.get(name, 0))) < need * self.count:
+                raise UserError(f"the cluster has {have} {name}s: enough for --workers {have // need}, not {self.count}")
+
+    def _start(self) -> None:
+        worker = self.ray.remote(**self.needs)(Worker).remote()
+        self.busy[worker.load.remote(self.loading, self.threads, fingerprint(self.model))] = worker, "loading"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For the record of a run."""
+        return {"device": str(self.loading["device"]), "workers": self.count, "threads": self.threads, "ray": self.ray.__version__}
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[list[Example]]:
+        """The examples of each batch, as they are done. Whoever is idle takes the next; what a dead worker had is done again."""
+        from ray.exceptions import RayError, RayTaskError
+
+        left, again, done = iter(batches), [], []  # type: ignore[var-annotated]
+        lost: Counter[int | str] = Counter()
+        try:
+            while True:
+                while self.idle and (batch := again.pop() if again else next(left, None)):
+                    worker = self.idle.pop()
+                    self.busy[worker.completed.remote(_portable(batch))] = worker, batch
+                yield from done  # while the workers work
+                done.clear()
+                if self.idle and not any(isinstance(job, Batch) for _, job in self.busy.values()):
+                    return
+                if not self.busy:
+                    raise UserError(f"no worker could load {self.model.name}")
+                ready, _ = self.ray.wait(list(self.busy), timeout=PATIENCE)
+                if not ready:
+                    if all(job == "loading" for _, job in self.busy.values()):
+                        warnings.warn("no worker is ready yet: the cluster is full, or the model takes long to load", stacklevel=2)
+                    continue
+                worker, job = self.busy.pop(ready[0])
+                try:
+                    result = self.ray.get(ready[0])
+                except RayTaskError as error:  # the worker lives, its work failed
+                    if job != "loading":
+                        self.idle.append(worker)
+                    if job != "abandoned":
+                        raise error.cause if isinstance(error.cause, UserError) else error from None
+                except RayError:  # the worker is gone
+                    self._start()
+                    if isinstance(job, Batch):
+                        again.append(job)
+                    lost[job.number if isinstance(job, Batch) else job] += 1
+                    if max(lost.values()) == LOST:
+                        raise UserError(_obituary(job)) from None
+                else:
+                    self.idle.append(worker)
+                    if isinstance(job, Batch):
+                        done.append(result)
+        finally:  # whatever ended this run, its unfinished batches are not the next one's
+            for promise, (worker, job) in self.busy.items():
+                if isinstance(job, Batch):
+                    self.busy[promise] = worker, "abandoned"
+
+
+def outline(loading: Mapping[str, Any]) -> Any:
+    """The model without its weights: what the driver counts tokens, hashes files and names the run with."""
+    import unmask
+
+    dtype = loading.get("dtype") or ("float32" if loading["device"] == "cpu" else "auto")
+    same = {key: loading.get(key) for key in ("revision", "frequencies")}
+    return unmask.load(loading["name"], **same, dtype=dtype, device_map={"": "meta"})
+
+
+def _anywhere(path: Any) -> Any:
+    """A path that means the same in another process's folder; a name stays a name."""
+    return path if path is None or not Path(path).expanduser().exists() else str(Path(path).expanduser().absolute())
+
+
+def _portable(batch: Batch) -> Batch:
+    """With its pictures themselves: another machine may not have the files."""
+    if batch.images is None:
+        return batch
+    return replace(batch, images=[image.read_bytes() if isinstance(image, Path) else image for image in batch.images])
+
+
+def _obituary(job: Batch | str) -> str:
+    if not isinstance(job, Batch):
+        return f"{LOST} workers died while {job} (not enough memory?); try fewer --workers"
+    rows = ", ".join(job.task.identify(row, i) for i, row in zip(job.indices, job.rows, strict=True))
+    return f"{LOST} workers died over rows {rows} (not enough memory?); what was finished is kept, the same command resumes"
