@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LENGTH = {"gsm8k": 256, "math500": 256}  # 128 elsewhere
+ROWS = {"gsm8k": 1319, "math500": 500, "strategyqa": 687, "mmlu_pro": 12032, "mathvista": 1000, "chartqa": 2500, "humaneval": 164,
+        "mbpp": 500}  # fmt: skip
 MODELS = {
     "GSAI-ML/LLaDA-8B-Instruct": "LLaDA",
     "GSAI-ML/LLaDA-1.5": "LLaDA-1.5",
@@ -61,6 +63,10 @@ MAIN: dict[str, dict[str, tuple[float, ...]]] = {  # GSM8K, MATH-500, StrategyQA
         "sacm": (75.59, 33.40, 70.31, 39.76),
         "sacm-margin": (70.96, 25.80, 68.56, 39.39),
     },
+}
+ANCHORED_MARGIN = {  # "ours without confidence modulation" on top-margin decoding; LLaDA's row is printed as the one above
+    "LLaDA": (56.18, 22.40, 66.08, 38.30),
+    "LLaDA-1.5": (54.66, 21.20, 66.08, 38.72),
 }
 VISION: dict[str, tuple[float, ...]] = {  # MathVista, ChartQA, with LaViDa
     "semi-ar": (39.50, 35.88),
@@ -140,6 +146,8 @@ EFFICIENCY = {"top-probability": (25.02, 10.23), "sacm": (24.93, 10.27)}  # toke
 def published() -> Iterator[Published]:
     """Every accuracy of the paper on test rows, the main tables first."""
 
+    from unmask.confidence import TopMargin
+
     def cell(table: str, model: str, task: str, method: str, accuracy: float, length: int = 0, steps: int = 0, eot: float | None = None,
              **changes: Any) -> Published:  # fmt: skip
         length = length or LENGTH.get(task, 128)
@@ -149,6 +157,9 @@ def published() -> Iterator[Published]:
         for method, figures in rows.items():
             for task, accuracy in zip(("gsm8k", "math500", "strategyqa", "mmlu_pro"), figures, strict=True):
                 yield cell("tab:main_text_results", model, task, method, accuracy)
+    for model, figures in ANCHORED_MARGIN.items():
+        for task, accuracy in zip(("gsm8k", "math500", "strategyqa", "mmlu_pro"), figures, strict=True):
+            yield cell("tab:confidence_strategy_results", model, task, "suffix-anchor", accuracy, confidence=TopMargin())
     for method, figures in VISION.items():
         for task, accuracy in zip(("mathvista", "chartqa"), figures, strict=True):
             yield cell("tab:main_vl_results", "LaViDa", task, method, accuracy)
@@ -174,6 +185,19 @@ def published() -> Iterator[Published]:
                 yield cell(
                     "tab:anchor_position_ablation", "LLaDA", "gsm8k", method, accuracy, eot=eot, text=text, at=at
                 )
+
+
+def sensitivity() -> Iterator[Published]:
+    """The accuracies on training rows: the 16 points (the selected one once), then the two baselines."""
+    seen: set[str] = set()
+    for name, values in SENSITIVITY.items():
+        for value, accuracy in values.items():
+            changes = {"kappa": 14.0, "beta": 1.3, "gamma": 0.85, name: float(value)}
+            if str(changes) not in seen:
+                yield Published("tab:hyperparameter_sensitivity", "LLaDA", "gsm8k", "sacm", accuracy, 256, 128, changes)
+            seen.add(str(changes))
+    for method, accuracy in SENSITIVITY_BASELINES.items():
+        yield Published("tab:hyperparameter_sensitivity", "LLaDA", "gsm8k", method, accuracy, 256, 128)
 
 
 def family(model: str) -> str | None:
