@@ -8,7 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import fill, indent
@@ -71,17 +71,47 @@ DECODING = together(
 )  # fmt: skip
 
 
-TUNED = option("--settings", metavar="FILE", dest="settings_file", help="what `unmask tune` chose for this model and task; --set goes first")
+TUNED = option("--settings", metavar="FILE", dest="settings_file", help="what `unmask tune` chose for this model and task; --set wins")
+WORKERS = together(
+    option("--workers", type=int, metavar="N", help="N replicas of the model, each with a GPU or CPU thread of its own, on Ray"),
+    option("--ray-address", metavar="HOST:PORT", help='a running Ray cluster; "auto": on this machine (default: start one)'),
+)
 LIVE = option("--live", action="store_true", help="show the tokens as they are filled in (one prompt, in a terminal)")
+
+
+def loading(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `unmask.load` that the MODEL flags give."""
+    names = ("device", "dtype", "adapter", "quantize", "device_map", "revision", "frequencies")
+    return {"name": args.model, **{name: getattr(args, name) for name in names}}
 
 
 def load(args: argparse.Namespace) -> Any:
     import unmask
 
-    model = unmask.load(
-        args.model, device=args.device, dtype=args.dtype, adapter=args.adapter, quantize=args.quantize,
-        device_map=args.device_map, revision=args.revision, frequencies=args.frequencies,
-    )  # fmt: skip
+    return fitting(unmask.load(**loading(args)), args)
+
+
+@contextmanager
+def replicas(args: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+    """The model, and the pool that completes an evaluation's batches: --workers, the ranks of torchrun, or None: this process."""
+    from unmask.ranks import launched, ranks
+
+    if args.workers is not None:
+        from unmask.workers import Workers
+
+        with Workers(loading(args), args.workers, args.ray_address) as workers:
+            yield fitting(workers.model, args), workers
+    elif args.ray_address:
+        raise UserError("--ray-address says where the workers are; say how many with --workers N")
+    elif launched():
+        with ranks(loading(args)) as (model, pool):
+            yield fitting(model, args), pool
+    else:
+        yield load(args), None
+
+
+def fitting(model: Any, args: argparse.Namespace) -> Any:
+    """The model, if the settings file was made for it."""
     if file := getattr(args, "settings_file", None):
         from unmask import tune
 
@@ -589,6 +619,7 @@ def grade(args: argparse.Namespace) -> None:
   unmask eval --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --methods sacm,top-probability --out runs/gsm8k
   unmask eval --task mmlu_pro --data mmlu_pro/ --methods sacm --set kappa=12 --json
   unmask eval --task cups --settings runs/tune-tiny-cups/settings.json     with what `unmask tune` chose
+  unmask eval --task cups --workers 2                                two replicas of the model at once, on Ray
   the same command again resumes after a crash""",
     option("--task", required=True, help="gsm8k, math500, strategyqa, mmlu_pro, mathvista, chartqa, humaneval, mbpp, stories, ..."),
     option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
@@ -612,6 +643,7 @@ def grade(args: argparse.Namespace) -> None:
     GRADING,
     option("--json", action="store_true", help="the summary as one JSON object"),
     MODEL,
+    WORKERS,
 )  # fmt: skip
 def evaluate(args: argparse.Namespace) -> None:
     from unmask.tasks import find
@@ -637,16 +669,15 @@ def evaluate(args: argparse.Namespace) -> None:
         print(f"unmask: skipped {problem}", file=sys.stderr)
     if len(data.skipped) > 20:
         print(f"unmask: skipped {len(data.skipped) - 20} rows more", file=sys.stderr)
-    model = load(args)
     options = evaluation.Options(
         length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, seeds=args.seeds, temperature=args.temperature,
         cfg=args.cfg, cache=args.cache, mode=args.mode, allow_code=args.allow_code, unisolated=args.unisolated_code,
         model_options={name: str(value) for name in ("adapter", "quantize", "revision") if (value := getattr(args, name))},
     )
     out = args.out or f"runs/{Path(args.model).name}-{task.name}"
-    with Progress(sys.stderr) as bar:
+    with replicas(args) as (model, pool), Progress(sys.stderr) as bar:
         methods = {name: strategy for name, (strategy, _) in found.items()}
-        summary = evaluation.evaluate(model, task, methods, data, shots, options, out, bar)
+        summary = evaluation.evaluate(model, task, methods, data, shots, options, out, bar, pool)
     print(json.dumps(summary, ensure_ascii=False) if args.json else table_of_summary(summary))
 
 
@@ -698,6 +729,10 @@ def tune(args: argparse.Namespace) -> None:
         raise UserError(f"{tuned[0]} is what is tuned; --{tuned[0]} {fixed[tuned[0]]} tries this value alone")
     strategy = evaluation.adapted(task, method(args.method).with_(**{**fixed, **task.settings}), fixed)[0]
     grid = {name: tune.values(name, getattr(args, name)) for name in tune.GRID}
+    if args.full and args.check:
+        raise UserError("--check runs the full sweep too; leave --full out")
+    if args.first is not None and args.first < 1:
+        raise UserError(f"--first is at least 1, not {args.first}")
     if args.out and not Path(args.out).absolute().parent.is_dir():
         raise UserError(f"{args.out} cannot be written: there is no folder {Path(args.out).parent}")
     skip = args.bad_rows == "skip"
@@ -777,6 +812,65 @@ def doctor(args: argparse.Namespace) -> None:
         return
     print(f"{model.name}, {case.about}, L = {length}\n\n{doctor.table(found)}\n\n{doctor.LEGEND}\n")
     print("\n".join(fill(word, 80) for word in words) + f"\n\nnext:  {command}")
+
+
+@command(
+    "reproduce", "the paper's tables and figures by name: plan, run what is missing, and write one page of results",
+    """
+  unmask reproduce list
+  unmask reproduce all --model tiny                   in small, on the bundled model: about half an hour on 2 cores
+  unmask reproduce parallelism --data benchmarks/     on the paper's own weights, from the Hub
+  unmask reproduce main --model ./LLaDA-8B-Instruct --limit 100 --plan
+  the same command again goes on after a crash, and decodes nothing twice""",
+    option("name", metavar="NAME", help="an experiment, all, or list"),
+    option("--model", action="append", default=[], metavar="DIR_OR_ID",
+           help="tiny: everything in small; or your copies of the paper's checkpoints (repeatable; default: from the Hub)"),
+    option("--limit", type=int, metavar="N", help="rows a task (default: all; 50 or 60 on the bundled model)"),
+    option("--out", default="runs/reproduce", metavar="DIR", help="runs, results.md and results.html (default: %(default)s)"),
+    option("--data", metavar="DIR", help="the folder that holds the benchmarks (default: $UNMASK_DATA, else the Hub)"),
+    option("--batch", type=int, metavar="N", help="rows decoded together (default: 8; 60 on the bundled model)"),
+    option("--plan", action="store_true", help="say what would be run and about how long it takes, and stop"),
+    option("--allow-code", action="store_true", help="run generated code (HumanEval, MBPP) in a sandbox"),
+    option("--unisolated-code", action="store_true", help="... even where the system cannot lock it in: your own risk"),
+    option("--device"), option("--dtype"), option("--quantize", choices=["int8", "int4"]), option("--device-map", metavar="MAP"),
+    option("--frequencies", metavar="FILE", help="UNCODE's token frequency table"),
+)  # fmt: skip
+def reproduce(args: argparse.Namespace) -> None:
+    import os
+    import shlex
+
+    from unmask import reproduce as paper
+    from unmask.experiments import page, tables
+    from unmask.report import markdown
+
+    for name, least in (("limit", args.limit), ("batch", args.batch)):
+        if least is not None and least < 1:
+            raise UserError(f"--{name} is at least 1, not {least}")
+    setting = paper.Setting(
+        tuple(args.model), Path(args.out), args.data or os.environ.get("UNMASK_DATA"), args.limit, args.batch, args.allow_code,
+        args.unisolated_code, {name: getattr(args, name) for name in ("device", "dtype", "quantize", "device_map", "frequencies")},
+    )  # fmt: skip
+    if args.name == "list":
+        found = paper.listing(setting)
+        print(markdown(found, list(found[0])), end="")
+        return
+    experiments = tables.named(args.name)
+    shelf = paper.Shelf(setting.loading)
+    book = paper.planned(experiments, setting, shelf, download=not args.plan)
+    lines = paper.plan_lines(experiments, book, setting)
+    print(markdown(lines, list(lines[0])))
+    print(f"about {paper.clock(sum(job.seconds for job in book.missing))} for {sum(job.forwards for job in book.missing)} forwards at most,"
+          f" in {len(book.missing)} runs; results in {args.out}", flush=True)  # fmt: skip
+    if args.plan:
+        return
+    with paper.Bar(sys.stderr, sum(job.forwards for job in book.missing)) as bar:
+        paper.reproduce(experiments, book, setting, shelf, bar, bar.tell)
+    given = [word for name in args.model for word in ("--model", name)]
+    given += [word for name in ("limit", "batch") if (value := getattr(args, name)) for word in (f"--{name}", str(value))]
+    made = page.blocks(experiments, book, setting, shlex.join(["unmask", "reproduce", args.name, *given]))
+    print(page.told(made))
+    for file in page.write(made, setting.out):
+        print(file)
 
 
 @command(
