@@ -804,8 +804,8 @@ def doctor(args: argparse.Namespace) -> None:
         cache=args.cache, batch=args.batch, raw=args.raw or bool(task and not (task.chat and model.chats)), stop=task.stop if task else (),
     )  # fmt: skip
     names = ("model", "data", "length", "steps", "cache", "cfg", "raw", "device", "dtype", "adapter", "quantize", "device_map", "revision")
-    typed = doctor.flags({name: getattr(args, name) for name in names}, given)
-    words, advised, command = doctor.verdict(found, case, typed, str(next(model.module.parameters()).dtype) == "torch.float32")
+    typed, dtype = doctor.flags({name: getattr(args, name) for name in names}), str(next(model.module.parameters()).dtype)
+    words, advised, command = doctor.verdict(found, case, typed, given, float32=dtype == "torch.float32")
     if args.json:
         about = {"model": model.name, "prompts": case.about, "length": length}
         print(json.dumps({**about, **doctor.record(found, words, advised, command)}, ensure_ascii=False))

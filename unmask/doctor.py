@@ -186,8 +186,11 @@ def choose(found: Mapping[str, Figures]) -> str:
     return best if surely(found[best], found[pick]) else pick
 
 
-def verdict(found: Mapping[str, Figures], case: Case, flags: str = "", float32: bool = True) -> tuple[list[str], str, str]:
-    """(plain words, the method advised, the command to run next); `flags` are what the command line had besides."""
+def verdict(
+    found: Mapping[str, Figures], case: Case, typed: str = "", settings: Sequence[str] = (), float32: bool = True
+) -> tuple[list[str], str, str]:
+    """(plain words, the method advised, the command to run next); `typed` and `settings` (NAME=VALUE) are what the command
+    line had besides."""
     plain, anchored, sacm = found["plain"], found["anchored"], found["SACM"]
     pick, words = choose(found), []
     for name in METHODS if symptoms(plain) else ("plain",):
@@ -205,7 +208,7 @@ def verdict(found: Mapping[str, Figures], case: Case, flags: str = "", float32: 
     if (ties := max(f.tie_rate for f in found.values())) >= TIES:
         cure = "ties go to the leftmost slot" if float32 else "--dtype float32 tells most of them apart"
         words.append(f"Up to {ties:.0%} of the choices are ties: {cure}.")
-    return [*words, advice(found, pick)], METHODS[pick], next_command(found, pick, case, flags)
+    return [*words, advice(found, pick)], METHODS[pick], next_command(found, pick, case, typed, settings)
 
 
 def right_words(found: Mapping[str, Figures]) -> list[str]:
@@ -234,15 +237,22 @@ def advice(found: Mapping[str, Figures], pick: str) -> str:
     return f"None of the four is without a symptom; {METHODS[pick]} comes nearest." if pick != "plain" else "None of the four cures it."
 
 
-def next_command(found: Mapping[str, Figures], pick: str, case: Case, flags: str) -> str:
-    """Tune where SACM is advised and still has symptoms, else measure (a task) or decode (prompts) with what is advised."""
-    flags = f" {flags}" if flags else ""
+def next_command(found: Mapping[str, Figures], pick: str, case: Case, typed: str, settings: Sequence[str]) -> str:
+    """Tune where SACM is advised and still has symptoms, else measure (a task) or decode (prompts) with what is advised.
+    A setting is passed on where a method of that command has it."""
+    from unmask.methods import method
+    from unmask.settings import applied, parse
+
+    methods = [METHODS[pick]]
     if case.task is None:
-        return f"unmask generate {case.source} --method {METHODS[pick]}{flags}"
-    if pick == "SACM" and symptoms(found[pick]) and case.tunable:
-        return f"unmask tune {case.source}{flags}"
-    beside = "sacm" if pick == "plain" else "top-probability"
-    return f"unmask eval {case.source} --methods {METHODS[pick]},{beside}{flags}"
+        command = f"generate {case.source} --method {METHODS[pick]}"
+    elif pick == "SACM" and symptoms(found[pick]) and case.tunable:
+        command, settings = f"tune {case.source}", [s for s in settings if not set(parse([s])) & {"kappa", "beta", "gamma"}]
+    else:
+        methods.append("sacm" if pick == "plain" else "top-probability")
+        command = f"eval {case.source} --methods {','.join(methods)}"
+    owned = [s for s in settings if any(applied(method(name), parse([s]))[1] for name in methods)]
+    return " ".join(["unmask", command, *([typed] if typed else []), *(f"--set {shlex.quote(s)}" for s in owned)])
 
 
 # ---------------------------------------------------------------- what is printed
@@ -277,8 +287,7 @@ def record(found: Mapping[str, Figures], words: Sequence[str], method: str, comm
     return {"methods": methods, "verdict": list(words), "advised": method, "next": command}
 
 
-def flags(values: Mapping[str, Any], settings: Sequence[str]) -> str:
+def flags(values: Mapping[str, Any]) -> str:
     """Options as they are typed; those that were not given are left out."""
     given = [(name.replace("_", "-"), value) for name, value in values.items() if value]
-    words = [f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in given]
-    return " ".join([*words, *(f"--set {shlex.quote(setting)}" for setting in settings)])
+    return " ".join(f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in given)
