@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from unmask.tasks import Grade, Task
 from unmask.tasks import sandbox as box
@@ -177,11 +178,15 @@ MBPP_FIELDS = ("text", "code", "test_list")
 MBPP_URL = "https://github.com/google-research/google-research/tree/master/mbpp"
 
 
+def within(first: int, last: int, row: Row) -> bool:
+    return first <= row["task_id"] <= last
+
+
 def mbpp_split(hub: str, first: int, last: int) -> Source:
     """The original file has all 974 rows; a split is a range of ids."""
     return Source(
         "google-research-datasets/mbpp", MBPP, ((f"full/{hub}-*.parquet",), ("mbpp.jsonl",), (f"{hub}-*.parquet",)),
-        MBPP_FIELDS, MBPP_URL, keep=lambda row: first <= row["task_id"] <= last,
+        MBPP_FIELDS, MBPP_URL, keep=partial(within, first, last),
     )  # fmt: skip
 
 
