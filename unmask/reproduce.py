@@ -163,7 +163,7 @@ class Shelf:
     """One model at a time: two of 8 billion parameters do not fit where one does."""
 
     def __init__(self, loading: Mapping[str, Any]):
-        self.loading, self.name, self.model = loading, "", None
+        self.loading, self.name, self.model = loading, "", None  # type: ignore[var-annotated]
 
     def __call__(self, name: str) -> Any:
         import unmask
@@ -176,7 +176,7 @@ class Shelf:
                 except OSError:
                     raise Absent(f"weights of {name} are missing; download them and pass --model DIR, a folder of that name") from None
             try:
-                self.model = unmask.load(name, **self.loading)
+                self.model = unmask.load(name, **self.loading)  # type: ignore[assignment]
             except UserError as error:
                 raise Absent(f"weights of {name} are missing: {error}") from None
             self.name = name
@@ -444,5 +444,6 @@ class Bar:
             if self.current and self.current[0] is not job:
                 self.done += self.current[0].forwards
             self.current = (job, rows)
-            self.bar.update(self.task, completed=self.done + job.forwards * rows // job.rows, description=f"{job.run.task} {job.run.method}")
+            done = self.done + job.forwards * rows // job.rows
+            self.bar.update(self.task, completed=done, description=f"{job.run.task} {job.run.method}")
 

@@ -134,7 +134,7 @@ POSITIONS = {  # text: position: (suffix-anchor accuracy, EOT ratio), (sacm accu
     },
 }
 TOP_PROBABILITY_EOT = 0.66  # GSM8K, LLaDA
-SENSITIVITY = {  # 256 training rows of GSM8K, LLaDA; the others at (14, 1.3, 0.85)
+SENSITIVITY: dict[str, dict[float, float]] = {  # 256 training rows of GSM8K, LLaDA; the others at (14, 1.3, 0.85)
     "kappa": {6: 73.83, 8: 78.52, 10: 76.96, 12: 80.08, 14: 82.03, 16: 79.30},
     "beta": {1.0: 78.13, 1.1: 77.74, 1.2: 80.08, 1.3: 82.03, 1.4: 79.30, 1.5: 80.47},
     "gamma": {0.40: 79.30, 0.55: 80.47, 0.70: 81.25, 0.85: 82.03, 1.00: 80.86, 1.15: 78.52},

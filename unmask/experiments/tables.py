@@ -109,8 +109,8 @@ class Experiment:
         whole = paper.LENGTH.get(source.task, 128)
         size = proportional(source.length, length, whole)
         changes = dict(source.changes)
-        if METHODS[source.method].block:
-            changes["block"] = proportional(changes.get("block", METHODS[source.method].block), length)
+        if block := METHODS[source.method].block:
+            changes["block"] = proportional(changes.get("block", block), length)
         if "at" in changes:
             changes["at"] = -proportional(-changes["at"], length)
         steps = proportional(source.steps, size, source.length)

@@ -1,0 +1,109 @@
+"""What held and what did not: every claim of an experiment as a clause, from paired differences on the same rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from unmask.experiments.tables import Cell, Claim, matches
+from unmask.figures import EARLY
+from unmask.reproduce import Book
+from unmask.statistics import Z, mean, paired, spread
+
+NEAR = 14  # slots: kappa, how far the modulation reaches
+HEADS = {"held": "Held", "open": "Not decided (the interval reaches both sides)", "failed": "Did not hold", "absent": "Not told"}
+
+
+def near_anchor(example: Mapping[str, Any]) -> float:
+    """Of what the first 15 % of the steps decoded, the share within NEAR slots of the anchor."""
+    order = example["order"]
+    given = [slot for slot, when in enumerate(order) if when < 0]
+    hit = [slot for slot, when in enumerate(order) if 0 <= when < max(1, int(EARLY * example["nfe"]))]
+    return sum(any(abs(slot - a) <= NEAR for a in given) for slot in hit) / len(hit)
+
+
+FIGURES = {
+    "correct": ("", lambda e: float(e["correct"])),
+    "eot_ratio": ("EOT ratio ", lambda e: e["eot_ratio"]),
+    "near_anchor": (f"share within {NEAR} slots of the anchor ", near_anchor),
+}
+
+
+class Gap(NamedTuple):
+    """a - b on the same rows, with its 95 % interval: bootstrap for accuracy, of the mean for the rest."""
+
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+
+    @classmethod
+    def between(cls, x: Sequence[float], y: Sequence[float], accuracy: bool) -> Gap:
+        a, b = mean(x) or 0.0, mean(y) or 0.0
+        if accuracy:
+            test = paired([bool(v) for v in x], [bool(v) for v in y])
+            return cls(a, b, test.difference, *test.interval)
+        gaps = [v - w for v, w in zip(x, y, strict=True)]
+        reach = Z * spread(gaps) / math.sqrt(len(gaps))
+        return cls(a, b, a - b, a - b - reach, a - b + reach)
+
+    def told(self, ours: str, theirs: str, what: str) -> str:
+        """"sacm 71.3 is 12.0 [8.1, 15.9] points above suffix-anchor 59.3": of "under", the interval is turned round, too."""
+        scale, form, unit = (1, ".2f", "") if what else (100, ".1f", " points")
+        low, high, side = (self.low, self.high, "above") if self.difference >= 0 else (-self.high, -self.low, "under")
+        a, b, gap, least, most = (format(scale * v, form) for v in (self.a, self.b, abs(self.difference), low, high))
+        return f"{ours} {what}{a} is {gap} [{least}, {most}]{unit} {side} {theirs} {b}"
+
+
+def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | None:
+    """(a key of HEADS, a clause); None where the experiment has no such cells here."""
+    configurations: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        configurations.setdefault(cell.configuration, []).append(cell)
+    theirs = [found for found in configurations.values() if matches(found[0].source, claim.theirs)]
+    ours = [found for found in configurations.values() if matches(found[0].source, claim.ours) and found not in theirs]
+    if not ours or not theirs:
+        return None
+    done = {id(found): {cell.run.task for cell in found if book.record(cell.run)} for found in (*ours, *theirs)}
+    for side in (ours, theirs):
+        first = side[0][0].label
+        side[:] = [found for found in side if done[id(found)]]  # the weakest, the strongest: of those that were run
+        if not side:
+            return "absent", f"{first} was not run"
+    tasks = sorted(set.intersection(*(done[id(found)] for found in (*ours, *theirs))))
+    if not tasks:
+        return "absent", f"{ours[0][0].label} and {theirs[0][0].label} were not run on the same task"
+
+    def values(found: Sequence[Cell], of: str) -> list[float]:
+        figure = FIGURES[of][1]
+        return [figure(e) for task in tasks for cell in found if cell.run.task == task for e in book.examples(cell.run)]
+
+    weakest = min(ours, key=lambda found: mean(values(found, "correct")) or 0.0)
+    strongest = max(theirs, key=lambda found: mean(values(found, "correct")) or 0.0)
+    x, y = values(weakest, claim.of), values(strongest, claim.of)
+    if len(x) != len(y):
+        return "absent", f"{weakest[0].label} and {strongest[0].label} were not run on the same rows"
+    gap = Gap.between(x, y, claim.of == "correct")
+    clause = gap.told(weakest[0].label, strongest[0].label, FIGURES[claim.of][0])
+    clause += f", the strongest of {len(theirs)}" if len(theirs) > 1 else ""
+    clause += f", the weakest of {len(ours)}" if len(ours) > 1 else ""
+    clause += f", n = {len(x)}"
+    floor = 0.0
+    if claim.within is not None:
+        floor = -claim.within / 100
+        clause += f" (robust here: at most {claim.within:g} points under)"
+    return ("held" if gap.low > floor else "failed" if gap.high < floor else "open"), clause
+
+
+def sentence(claims: Sequence[Claim], cells: Sequence[Cell], book: Book) -> str:
+    """What held and what did not, with every model that was run."""
+    found: dict[str, list[str]] = {key: [] for key in HEADS}
+    models = list(dict.fromkeys(cell.source.model for cell in cells if book.record(cell.run)))
+    for model in models:
+        mine = [cell for cell in cells if cell.source.model == model]
+        for claim in claims:
+            if (verdict := told(claim, mine, book)) is not None:
+                found[verdict[0]].append(verdict[1] + (f" ({model})" if len(models) > 1 else ""))
+    return ". ".join(f"**{HEADS[key]}:** {'; '.join(clauses)}" for key, clauses in found.items() if clauses) + "."
