@@ -40,6 +40,7 @@ def records(**accuracy: float) -> list[dict[str, Any]]:
     eot = {"top-probability": 0.95}
     made = [
         {"run": run.replace("_", "-"), "world": world, "count": 100, "right": round(100 * share), "asked": 100, "forwards": 48.0,
+         "rights": "1" * round(100 * share) + "0" * (100 - round(100 * share)), "reasoned": 50, "agree": 40, "before_spread": 0.1,
          "eot": eot.get(run.replace("_", "-"), 0.2), "before": 0.9 if run == "sacm" else 0.1 if run == "suffix_anchor" else None}
         for run, share in accuracy.items() for world in toy.WORLDS
     ]  # fmt: skip
@@ -53,11 +54,23 @@ def test_gates_and_predictions_read_the_records() -> None:
     held = {what: ok for what, _, ok in suite.predictions()}
     assert held["top-probability and top-margin at least 30 points under SACM"] is False  # 66 > 95 - 30
     assert held["the anchor alone at least 10 points under SACM"] is True
-    assert held["the anchor alone commits the answer earlier (share decoded before it)"] is True
+    assert held["the anchor alone commits the answer before the reasoning (share of the text before it already decoded)"] is True
     assert held["progress dependence helps"] is None  # not run
+    said = {what: text for what, text, _ in suite.predictions()}
+    assert "suffix-anchor -55.0 [" in said["the anchor alone at least 10 points under SACM"]
+    assert "suffix-anchor 10.0 ± 1.1 %, sacm 90.0 ± 1.1 %" in said.values()  # 1.96 * sqrt(3 * .01 / 100) / 3
     text = suite.markdown()
-    assert "| sacm | 95.0 [88.8, 97.8] | 95.0 [88.8, 97.8] | 95.0 [88.8, 97.8] | 95.0 | 0.20 | 48 | 90 % |" in text
+    assert "| sacm | 95.0 [88.8, 97.8] | 95.0 [88.8, 97.8] | 95.0 [88.8, 97.8] | 95.0 | 80 % | 0.20 | 48 | 90 % |" in text
     assert "NOT held" in text and "not run" in text
+
+
+def test_a_sweep_is_compared_on_the_rows_it_was_asked() -> None:
+    made = records(sacm=0.5, **{"sacm gamma=0": 0.5})
+    for r in made:
+        if r["run"] == "sacm gamma=0":
+            r.update(asked=40, right=20, rights="10" * 20)
+    found = Suite(made).against("sacm gamma=0", "sacm")
+    assert found and found.rows == 120 and found.difference == -0.5  # sacm has the first 40 of each world right
 
 
 def test_a_gate_fails_when_one_world_fails() -> None:

@@ -17,10 +17,10 @@ import torch
 from unmask.algorithm import Strategy, SuffixAnchor
 from unmask.errors import UserError
 from unmask.methods import METHODS
-from unmask.statistics import wilson
+from unmask.statistics import Paired, Z, mean, paired, spread, wilson
 from unmask.tasks import toy
 
-PROBES = ("first", "later", "chain", "anchored", "direct", "glance")
+PROBES = ("copied", "first", "later", "chain", "anchored", "direct", "glance")
 
 
 def probe(
@@ -34,9 +34,9 @@ def probe(
 ) -> dict[str, dict[str, float]]:
     """How often one slot is right when the model sees nothing to the right of what it is asked.
 
-    first, later: the first and the last result of the chain, with the true text before it. chain: the answer after the
-    true chain. anchored: the same, with the answer 20 slots before the end and masks between. direct: the answer alone at
-    the start of the response. glance: as anchored, but with no chain at all.
+    copied: the last operation of the chain, with the true text before it. first, later: the first and the last result,
+    likewise. chain: the answer after the true chain. anchored: the same, with the answer 20 slots before the end and
+    masks between. direct: the answer alone at the start of the response. glance: as anchored, but with no chain at all.
     """
     mask, found = module.config.mask_token_id, {}
     for world in worlds:
@@ -64,8 +64,11 @@ def _partial(question: toy.Question, kind: str, length: int) -> tuple[dict[int, 
         return dict(enumerate(words + answer)), len(words) + 3, question.answer
     if kind == "anchored":
         return dict(enumerate(words)) | dict(enumerate(answer, end)), end + 3, question.answer
-    results = [i + 1 for i, word in enumerate(words) if word == ":"]
-    slot = results[0 if kind == "first" else -1]
+    if kind == "copied":
+        slot = words.index(toy.ORDINALS[len(question.operations) - 1]) + 1
+    else:
+        results = [i + 1 for i, word in enumerate(words) if word == "makes"]
+        slot = results[0 if kind == "first" else -1]
     return dict(enumerate(words[:slot])), slot, words[slot]
 
 
@@ -102,6 +105,7 @@ class Run:
     strategy: Strategy
     share: float | None = None
     rainbow: bool = False  # on the rainbow-padded checkpoint
+    sweep: bool = False  # beside the main table: on the first 40 % of the rows
 
 
 TABLE = list(METHODS)[: list(METHODS).index("sacm") + 1]  # the main table's rows
@@ -113,35 +117,37 @@ RUNS: dict[str, Run] = {
         Strategy(block=1, pace=1, anchors=(SuffixAnchor("Let us see.", 0),))
     ),  # a reasoned opening, given
     **{name: Run(METHODS[name], rainbow=name == "rainbow-padding") for name in TABLE},
-    "sacm gamma=0": Run(METHODS["sacm"].with_(gamma=0)),
+    "sacm gamma=0": Run(METHODS["sacm"].with_(gamma=0), sweep=True),
     "sacm L/8": Run(METHODS["sacm"], 1 / 8),
     **{f"semi-ar {block} L/8": Run(METHODS["semi-ar"].with_(block=block), 1 / 8) for block in (8, 16, 32, 64)},
-    **{f"sacm {text!r}": Run(METHODS["sacm"].with_(text=text)) for text in ANCHORS},
-    **{f"sacm {at}": Run(METHODS["sacm"].with_(at=at)) for at in PLACES},
+    **{f"sacm {text!r}": Run(METHODS["sacm"].with_(text=text), sweep=True) for text in ANCHORS},
+    **{f"sacm {at}": Run(METHODS["sacm"].with_(at=at), sweep=True) for at in PLACES},
 }
 
 
 def measure(model: Any, run: Run, world: str, split: str, count: int, batch: int = 50) -> dict[str, Any]:
-    """Decode questions: how many are right, agree with their own reasoning, and what was committed when."""
+    """Decode questions: which are right, how many agree with their own reasoning, and what was committed when."""
     from unmask.generation import generations
 
+    count = max(1, round(0.4 * count)) if run.sweep else count
     asked, length = toy.questions(world, split, count), model.length
+    alike = sorted(range(count), key=lambda i: len(asked[i].operations))  # rows of one length need no padding
     steps = round(run.share * length) if run.share else None
-    anchor = next((a for a in run.strategy.anchors if isinstance(a, SuffixAnchor)), None)
-    right, reasoned, agree, ends, forwards, before = 0, 0, 0, 0.0, 0, 0.0
-    made = generations(model, [q.prompt for q in asked], run.strategy, length=length, steps=steps, batch=batch)
-    for question, generation in zip(asked, made, strict=True):
-        right += toy.right(question, generation.text)
-        consistent = toy.agrees(question, generation.text)
+    anchor = next((a for a in run.strategy.anchors if isinstance(a, SuffixAnchor) and a.at < 0), None)
+    right, reasoned, agree, ends, forwards, before = ["0"] * count, 0, 0, 0.0, 0, []
+    made = generations(model, [asked[i].prompt for i in alike], run.strategy, length=length, steps=steps, batch=batch)
+    for i, generation in zip(alike, made, strict=True):
+        right[i] = "01"[toy.right(asked[i], generation.text)]
+        consistent = toy.agrees(asked[i], generation.text)
         reasoned, agree = reasoned + (consistent is not None), agree + bool(consistent)
         ends, forwards = ends + generation.eot_ratio_all, forwards + generation.forwards
-        if anchor and anchor.at < 0:
+        if anchor:
             slot = length + anchor.at
             committed = generation.order[slot + len(model.tokens(anchor.text))]
-            before += sum(order < committed for order in generation.order[:slot]) / slot
+            before.append(sum(order < committed for order in generation.order[:slot]) / slot)
     return {
-        "right": right, "asked": count, "reasoned": reasoned, "agree": agree, "eot": ends / count, "forwards": forwards / count,
-        "before": before / count if anchor and anchor.at < 0 else None,
+        "right": right.count("1"), "asked": count, "rights": "".join(right), "reasoned": reasoned, "agree": agree,
+        "eot": ends / count, "forwards": forwards / count, "before": mean(before), "before_spread": spread(before) if before else None,
     }  # fmt: skip
 
 
@@ -249,49 +255,53 @@ class Suite:
         )
         return what, text, all(passes(x, world) for world, x in shares.items())
 
+    def against(self, run: str, other: str) -> Paired | None:
+        """run - other on the rows both were asked, all worlds together: every world has as many."""
+        ours: list[bool] = []
+        theirs: list[bool] = []
+        for a, b in zip(self.of(run), self.of(other), strict=False):
+            both = min(a["asked"], b["asked"])
+            ours += [x == "1" for x in a["rights"][:both]]
+            theirs += [x == "1" for x in b["rights"][:both]]
+        return paired(ours, theirs) if ours else None
+
     def predictions(self) -> list[tuple[str, str, bool | None]]:
-        """The paper's, on the suite's average. A tie is a difference within the two intervals' reach."""
+        """The paper's, on the suite's average: differences to SACM on the same rows with their 95 % intervals."""
         rows: list[tuple[str, str, bool | None]] = []
 
-        def say(
-            what: str,
-            runs: Sequence[str],
-            holds: Callable[[list[float]], bool],
-            figure: str = "right",
-            against: str = "sacm",
-        ) -> None:
-            values, ours = [self.mean(run, figure) for run in runs], self.mean(against, figure)
-            if ours is None or any(v is None for v in values):
+        def say(what: str, runs: Sequence[str], holds: Callable[[Paired], bool], sacm: str = "sacm") -> None:
+            found = {run: self.against(run, sacm) for run in runs}
+            known = {run: pair for run, pair in found.items() if pair}
+            if not known or len(known) < len(runs):
                 rows.append((what, "not run", None))
                 return
-            known = [float(v) for v in values if v is not None]
-            text = ", ".join(f"{run} {100 * v:.1f}" for run, v in zip(runs, known, strict=True))
-            rows.append((what, f"{text}; {against} {100 * ours:.1f}", holds(known)))
+            text = [f"{run} {100 * p.difference:+.1f} [{100 * p.interval[0]:+.1f}, {100 * p.interval[1]:+.1f}]" for run, p in known.items()]
+            rows.append((what, ", ".join(text), all(map(holds, known.values()))))
 
-        def ours(run: str = "sacm", figure: str = "right") -> float:
-            return self.mean(run, figure) or 0.0
-
-        slack = 0.02  # half of a 95 % interval of 1,500 rows
-        say(
-            "top-probability and top-margin at least 30 points under SACM",
-            ["top-probability", "top-margin"],
-            lambda v: max(v) <= ours() - 0.3,
-        )
-        say("the anchor alone commits the answer earlier (share decoded before it)", ["suffix-anchor"],
-            lambda v: v[0] < ours(figure="before") - 0.1, "before")  # fmt: skip
-        say("the anchor alone at least 10 points under SACM", ["suffix-anchor"], lambda v: v[0] <= ours() - 0.1)
+        say("top-probability and top-margin at least 30 points under SACM", ["top-probability", "top-margin"],
+            lambda p: p.difference <= -0.3)  # fmt: skip
+        shares = {run: (self.mean(run, "before"), self.reach(run)) for run in ("suffix-anchor", "sacm")}
+        early, late = shares["suffix-anchor"][0], shares["sacm"][0]
+        what = "the anchor alone commits the answer before the reasoning (share of the text before it already decoded)"
+        if early is None or late is None:
+            rows.append((what, "not run", None))
+        else:
+            text = ", ".join(f"{run} {100 * (x or 0):.1f} ± {100 * reach:.1f} %" for run, (x, reach) in shares.items())
+            rows.append((what, text, early < late - 0.1))
+        say("the anchor alone at least 10 points under SACM", ["suffix-anchor"], lambda p: p.difference <= -0.1)
         free = [name for name in TABLE if name not in ("sacm", "rainbow-padding")]
-        say("SACM beats or ties every training-free method at T = L/2", free, lambda v: max(v) <= ours() + slack)
+        say("SACM beats or ties every training-free method at T = L/2", free, lambda p: p.interval[0] <= 0)
         say("SACM beats every semi-AR block size at T = L/8", [f"semi-ar {b} L/8" for b in (8, 16, 32, 64)],
-            lambda v: max(v) < ours("sacm L/8"), against="sacm L/8")  # fmt: skip
-        say(
-            "any anchor works (within 10 points)",
-            [f"sacm {text!r}" for text in ANCHORS],
-            lambda v: min(v) >= ours() - 0.1,
-        )
-        say("any place works (within 10 points)", [f"sacm {at}" for at in PLACES], lambda v: min(v) >= ours() - 0.1)
-        say("progress dependence helps", ["sacm gamma=0"], lambda v: v[0] < ours())
+            lambda p: p.difference < 0, "sacm L/8")  # fmt: skip
+        say("any anchor works (within 10 points)", [f"sacm {text!r}" for text in ANCHORS], lambda p: p.difference >= -0.1)
+        say("any place works (within 10 points)", [f"sacm {at}" for at in PLACES], lambda p: p.difference >= -0.1)
+        say("progress dependence helps", ["sacm gamma=0"], lambda p: p.difference < 0)
         return rows
+
+    def reach(self, run: str) -> float:
+        """Half of the 95 % interval of the mean share decoded before the answer."""
+        found = self.of(run)
+        return Z * sum(r["before_spread"] ** 2 / r["asked"] for r in found) ** 0.5 / len(found) if found else 0.0
 
     def markdown(self) -> str:
         """The whole of it for the model card."""
@@ -299,16 +309,17 @@ class Suite:
         lines += [f"| {what} | {text} | {_word(ok, 'yes', 'NO')} |" for what, text, ok in self.gates()]
         lines += [
             "",
-            "| method | " + " | ".join(self.worlds) + " | mean | EOT | forwards | decoded before the answer |",
-            "|---|" + "---|" * (len(self.worlds) + 4),
+            "| method | " + " | ".join(self.worlds) + " | mean | agrees with its reasoning | EOT | forwards | decoded before the answer |",
+            "|---|" + "---|" * (len(self.worlds) + 5),
         ]
         for run in RUNS:
             if not (found := self.of(run)):
                 continue
-            mean, early = self.mean(run) or 0.0, self.mean(run, "before")
+            average, early = self.mean(run) or 0.0, self.mean(run, "before")
             cells = [share(r["right"], r["asked"]) for r in found]
             cells += [
-                f"{100 * mean:.1f}",
+                f"{100 * average:.1f}",
+                f"{100 * sum(r['agree'] for r in found) / reasoned:.0f} %" if (reasoned := sum(r["reasoned"] for r in found)) else "",
                 f"{self.mean(run, 'eot'):.2f}",
                 f"{self.mean(run, 'forwards'):.0f}",
                 "" if early is None else f"{100 * early:.0f} %",

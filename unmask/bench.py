@@ -5,9 +5,10 @@ The model is LLaDA-shaped with random weights and LLaDA's vocabulary. B rows, P 
 
 from __future__ import annotations
 
+import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from unmask.canvas import Canvas, Vocab
 from unmask.methods import METHODS
 from unmask.models.denoisers import Plain
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
-from unmask.reading import run
+from unmask.reading import answer
 from unmask.trace import Trace
 
 VOCABULARY, MASK = 126464, 126336
@@ -74,20 +75,29 @@ def anchored(canvas: Canvas, at: int = -8) -> Canvas:
     return canvas.pin([11, 12, 13], at, anchor=True)
 
 
-@torch.inference_mode()
-def ours(model: Any, canvas: Canvas, strategy: Strategy, steps: int, watch: Any = ()) -> Tensor:
-    return run(decode(canvas, strategy, steps, watch=watch), Plain(model)).canvas.ids
+Work = Generator[None, None, Tensor]  # stops after every step, so that steps of different variants can be interleaved
 
 
-@torch.inference_mode()
-def bare(model: Any, canvas: Canvas, steps: int) -> None:
+def ours(model: Any, canvas: Canvas, strategy: Strategy, steps: int, watch: Any = ()) -> Work:
+    denoiser, decoding = Plain(model), decode(canvas, strategy, steps, watch=watch)
+    try:
+        ask = next(decoding)
+        while True:
+            ask = decoding.send(answer(denoiser, ask))
+            yield
+    except StopIteration as done:
+        return done.value.canvas.ids
+
+
+def bare(model: Any, canvas: Canvas, steps: int) -> Work:
     """Full forwards with full logits, and nothing else."""
     for _ in range(steps):
         model(canvas.ids)
+        yield
+    return canvas.ids
 
 
-@torch.inference_mode()
-def reference(model: Any, canvas: Canvas, steps: int) -> Tensor:
+def reference(model: Any, canvas: Canvas, steps: int) -> Work:
     """A plain loop as published: logits and softmax over every position and all of V, top-k row by row."""
     x, p0 = canvas.ids.clone(), canvas.start
     for step in range(steps):
@@ -101,25 +111,37 @@ def reference(model: Any, canvas: Canvas, steps: int) -> Tensor:
             k = -(-int(masked[row, p0:].sum()) // (steps - step))
             chosen = confidence[row].topk(k).indices
             x[row, chosen] = x0[row, chosen]
+        yield
     return x
 
 
-def timed(work: Callable[[], Any]) -> float:
+@torch.inference_mode()
+def finished(work: Work) -> Tensor:
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
+
+
+def timed(work: Work) -> float:
+    """Seconds of one step."""
     begun = time.perf_counter()
-    work()
+    next(work, None)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - begun
 
 
+@torch.inference_mode()
 def measure(shape: Shape, repeats: int, device: str = "cpu") -> dict[str, Any]:
-    """The ratios of one shape: of the best times over rounds, a round timing every variant once, in turn. What else a
-    machine does only ever adds time, so the best of interleaved rounds is what noise has touched least."""
+    """The ratios of one shape. The variants are run side by side, a step of each in turn; a step's time is the best of
+    `repeats` rounds, a variant's the sum over its steps. What else a machine does only ever adds time, and it adds it
+    for seconds on end: the best of many short samples far apart is what it has touched least."""
     model, canvas = build(shape, device), blank(shape, device)
     pinned, steps = anchored(canvas), shape.steps
-    plain = METHODS["top-probability"]
-    sacm = METHODS["sacm"]
-    variants: dict[str, Callable[[], Any]] = {
+    plain, sacm = METHODS["top-probability"], METHODS["sacm"]
+    variants: dict[str, Callable[[], Work]] = {
         "top_probability": lambda: ours(model, canvas, plain, steps),
         "anchored": lambda: ours(model, pinned, plain, steps),
         "sacm": lambda: ours(model, pinned, sacm, steps),
@@ -127,24 +149,24 @@ def measure(shape: Shape, repeats: int, device: str = "cpu") -> dict[str, Any]:
         "forwards": lambda: bare(model, canvas, steps),
         "reference": lambda: reference(model, canvas, steps),
     }
-    equal = torch.equal(ours(model, canvas, plain, steps), reference(model, canvas, steps))  # also warms both up
-    rounds = []
+    equal = torch.equal(finished(ours(model, canvas, plain, steps)), finished(reference(model, canvas, steps)))  # warms up
+    best = {name: [math.inf] * steps for name in variants}
     for turn in range(repeats):
         names = list(variants)[turn % len(variants) :] + list(variants)[: turn % len(variants)]
-        rounds.append({name: timed(variants[name]) for name in names})
-
-    def ratio(above: str, below: str) -> float:
-        return min(r[above] for r in rounds) / min(r[below] for r in rounds)
-
+        works = {name: variants[name]() for name in names}
+        for step in range(steps):
+            for name, work in works.items():
+                best[name][step] = min(best[name][step], timed(work))
+    seconds = {name: sum(times) for name, times in best.items()}
     return {
         "shape": asdict(shape),
         "head_share_of_flops": shape.head_share,
         "tokens_equal_reference": equal,
-        "sacm_over_top_probability": ratio("sacm", "anchored"),
-        "decode_over_forwards": ratio("top_probability", "forwards"),
-        "reference_over_ours": ratio("reference", "top_probability"),
-        "trace_over_plain": ratio("trace", "top_probability"),
-        "seconds": {name: min(r[name] for r in rounds) for name in variants},
+        "sacm_over_top_probability": seconds["sacm"] / seconds["anchored"],
+        "decode_over_forwards": seconds["top_probability"] / seconds["forwards"],
+        "reference_over_ours": seconds["reference"] / seconds["top_probability"],
+        "trace_over_plain": seconds["trace"] / seconds["top_probability"],
+        "seconds": seconds,
     }
 
 
@@ -177,7 +199,7 @@ def peak_of(which: str, shape: Shape, rows: int, length: int, steps: int) -> flo
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    ours(model, canvas, METHODS["top-probability"], steps) if which == "ours" else reference(model, canvas, steps)
+    finished(ours(model, canvas, METHODS["top-probability"], steps) if which == "ours" else reference(model, canvas, steps))
     return (torch.cuda.max_memory_allocated() if cuda else _high_water(reset=False)) - before
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-NAMES = ("Ann", "Bob", "Eve", "Kim", "Sam", "Tom")
 ORDINALS = ("First", "Second", "Third", "Fourth", "Fifth")
 HARD = (4, 5)  # operations of a validation or test question
 SHORTEST = 84  # response tokens that hold every reasoning, before an anchor 20 slots from the end
@@ -28,7 +27,6 @@ class World:
     states: tuple[str, ...]
     moves: dict[str, dict[str, str]]  # operation -> state before -> state after
     opening: str
-    act: str  # one operation in the question
     asks: str
     yes_no: bool = False
 
@@ -45,39 +43,27 @@ class World:
         return path[1:]
 
 
-def _counter() -> dict[str, dict[str, str]]:
-    arithmetic: dict[str, Callable[[int], int]] = {
-        "adds 1": lambda x: x + 1, "adds 2": lambda x: x + 2, "removes 1": lambda x: x - 1,
-        "doubles it": lambda x: 2 * x, "triples it": lambda x: 3 * x, "mirrors it": lambda x: 4 - x,
-    }  # fmt: skip
-    return {name: {str(x): str(f(x) % 5) for x in range(5)} for name, f in arithmetic.items()}
+def _table(states: Sequence[str], rules: dict[str, Callable[[int], int]]) -> dict[str, dict[str, str]]:
+    n = len(states)
+    return {name: {states[x]: states[f(x) % n] for x in range(n)} for name, f in rules.items()}
 
 
-def _swaps(colours: Sequence[str]) -> dict[str, dict[str, str]]:
-    return {
-        f"{a} and {b}": {c: {a: b, b: a}.get(c, c) for c in colours} for a in colours for b in colours if a != b
-    }
-
-
-def _turns() -> dict[str, dict[str, str]]:
-    points = ("north", "east", "south", "west")
-    arithmetic: dict[str, Callable[[int], int]] = {
-        "turns left": lambda x: x - 1, "turns right": lambda x: x + 1, "turns back": lambda x: x + 2,
-        "flips over": lambda x: 2 - x, "rolls over": lambda x: -x,
-    }  # fmt: skip
-    return {name: {points[x]: points[f(x) % 4] for x in range(4)} for name, f in arithmetic.items()}
-
-
-COLOURS = ("red", "blue", "green", "white")
+DIAL, CUPS, POINTS = tuple("01234"), tuple("ABCD"), ("north", "east", "south", "west")
 WORLDS = {
     world.name: world
     for world in (
-        World("stories", tuple("01234"), _counter(), "{name} has a counter from 0 to 4 that wraps around. It shows {start}.",
-              "{ordinal}, {name} {operation}.", "What does it show?"),
-        World("cups", COLOURS, _swaps(COLOURS), "{name} hides a ball under the {start} cup.",
-              "{ordinal}, {name} swaps {operation}.", "Where is the ball?"),
-        World("compass", ("north", "east", "south", "west"), _turns(), "A robot faces {start}.",
-              "{ordinal}, it {operation}.", "Does it face {asked}?", yes_no=True),
+        World("stories", DIAL, _table(DIAL, {
+            "up": lambda x: x + 1, "down": lambda x: x - 1, "skip": lambda x: x + 2,
+            "double": lambda x: 2 * x, "triple": lambda x: 3 * x, "mirror": lambda x: 4 - x,
+        }), "The dial from 0 to 4 shows {start}.", "What does it show?"),
+        World("cups", CUPS, _table(CUPS, {
+            "right": lambda x: x + 1, "left": lambda x: x - 1, "ends": lambda x: (3, 1, 2, 0)[x],
+            "middles": lambda x: (0, 2, 1, 3)[x], "pairs": lambda x: x ^ 1, "reverse": lambda x: 3 - x,
+        }), "Of the cups A B C D the ball is under {start}.", "Where is the ball?"),
+        World("compass", POINTS, _table(POINTS, {
+            "left": lambda x: x - 1, "right": lambda x: x + 1, "back": lambda x: x + 2,
+            "flip": lambda x: 2 - x, "roll": lambda x: -x,
+        }), "The robot faces {start}.", "Does it face {asked}?", yes_no=True),
     )
 }  # fmt: skip
 
@@ -107,24 +93,15 @@ def split_of(world: str, start: str, operations: Sequence[str]) -> str:
 def ask(world: World, rng: Random, operations: int, split: str = "train") -> Question:
     """A question with so many operations from a split."""
     while True:
-        state = start = rng.choice(world.states)
-        chain: tuple[str, ...] = ()
-        for _ in range(operations):
-            operation = rng.choice(list(world.moves))
-            # half of all swaps leave the ball where it is; trained on so many, the model learns to copy and never to swap
-            if split == "train" and world.moves[operation][state] == state and rng.random() < 0.7:
-                operation = rng.choice([name for name, move in world.moves.items() if move[state] != state])
-            chain, state = (*chain, operation), world.moves[operation][state]
+        start, chain = rng.choice(world.states), tuple(rng.choices(list(world.moves), k=operations))
         if split_of(world.name, start, chain) == split:
             break
     end, asked, answer = world.follow(start, chain)[-1], "", ""
     if world.yes_no:
         answer = rng.choice(("yes", "no"))
         asked = end if answer == "yes" else rng.choice([s for s in world.states if s != end])
-    prompt = [world.opening.format(name=rng.choice(NAMES), start=start)]
-    for ordinal, operation in zip(ORDINALS, chain, strict=False):
-        prompt.append(world.act.format(ordinal=ordinal, name=rng.choice(NAMES), operation=operation))
-    prompt.append(world.asks.format(asked=asked))
+    orders = [f"{ordinal} {operation}." for ordinal, operation in zip(ORDINALS, chain, strict=False)]
+    prompt = [world.opening.format(start=start), *orders, world.asks.format(asked=asked)]
     return Question(world.name, " ".join(prompt), answer or end, start, chain, asked)
 
 
@@ -148,15 +125,15 @@ INTROS = {
     "This is how it goes, one by one.": 9,
     "Start at the start.": 9,
     "Here we follow each step in turn.": 9,
-    "To find out we take every step slowly, in order.": 9,
+    "To find out we take it slowly, in order.": 9,
     "Now think.": 8,
     "I will work it out.": 9,
     "Easy enough if done with care.": 8,
 }
-STEPS = {
-    "{ordinal} {before}, {operation}: {after}.": 5,
-    "{ordinal}, from {before}, {operation} makes {after}.": 3,
-    "Step {k}: {before}, {operation} gives {after}.": 3,
+STEPS = {  # one layout: the ordinal before the operation, as in the question, the states at fixed places after it
+    "{ordinal} {operation}: {before} makes {after}.": 5,
+    "{ordinal} {operation}, {before} becomes {after}.": 3,
+    "{ordinal} {operation}, {before} gives {after}.": 3,
 }
 FILLERS = {
     "Nothing more happens.": 16,
@@ -185,15 +162,20 @@ def words(text: str) -> list[str]:
     return re.findall(r"<\|\w+\|>|[^\s.,:?]+|[.,:?]", text)
 
 
-def reasoning(question: Question, intro: str = "", step: str = next(iter(STEPS))) -> str:
-    """The chain of thought, to the sentence that says where it ends."""
-    parts, before = [intro] if intro else [], question.start
-    for k, (operation, after) in enumerate(zip(question.operations, question.path, strict=True)):
-        if step:
-            parts.append(step.format(ordinal=ORDINALS[k], k=k + 1, before=before, operation=operation, after=after))
+def steps(question: Question, rng: Random | None = None) -> list[str]:
+    """A sentence an operation, each in wording of its own, or all in the first."""
+    found, before = [], question.start
+    for ordinal, operation, after in zip(ORDINALS, question.operations, question.path, strict=False):
+        form = str(_pick(rng, STEPS)) if rng else next(iter(STEPS))
+        found.append(form.format(ordinal=ordinal, operation=operation, before=before, after=after))
         before = after
-    parts.append(f"It ends at {before}, so {question.answer}." if question.asked else f"It ends at {before}.")
-    return " ".join(parts)
+    return found
+
+
+def reasoning(question: Question, intro: str = "", rng: Random | None = None) -> str:
+    """The chain of thought, to the sentence that says where it ends."""
+    end = f"It ends at {question.path[-1]}" + (f", so {question.answer}." if question.asked else ".")
+    return " ".join([*([intro] if intro else []), *steps(question, rng), end])
 
 
 def respond(question: Question, rng: Random, room: int) -> str:
@@ -203,7 +185,7 @@ def respond(question: Question, rng: Random, room: int) -> str:
         return answer
     spare = -1
     while spare < 0:
-        text = reasoning(question, str(_pick(rng, INTROS)), str(_pick(rng, STEPS)))
+        text = reasoning(question, str(_pick(rng, INTROS)), rng)
         spare = room - len(words(text)) - len(words(answer))
     gap = 0 if rng.random() < 0.4 else rng.randint(0, spare)  # answers may stand at any place before the end
     while gap >= 2:
@@ -213,30 +195,26 @@ def respond(question: Question, rng: Random, room: int) -> str:
     return f"{text} {answer}"
 
 
-def _entry(question: Question, rng: Random) -> str:
-    """Table entries: the steps alone, or for one operation the answer alone (of yes and no, with the state it is about)."""
-    if len(question.operations) > 1 or rng.random() < 0.5:
-        return reasoning(question, "", str(_pick(rng, STEPS))).rsplit(" It ends", 1)[0]
-    end = reasoning(question, step="") + " " if question.asked else ""
-    return f"{end}The answer is {question.answer}."
-
-
 def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: int, length: int) -> tuple[list[tuple[str, str]], int]:
     """The (prompt, response) pairs of one training step and their response length.
 
-    Some batches are short chains that break off at a result, or answer one operation at once: they alone show a table
-    entry with no copy of the result to read off. They are every second one in the first 30 % of the training (`done`)
-    and every fourth after. The others are mostly chains as they are tested, with a stretch of short chains on a
-    shorter canvas between 30 and 47 %.
+    In whole responses a result is nearly always repeated further on, and a model that can copy it learns no table. So
+    half of the steps (a quarter, once half of the training is `done`) ask for a result that stands nowhere else: one
+    operation, answered at once or by its step, or a chain that breaks off at a result. The others are responses as
+    they are tested, on short chains in the first tenth.
     """
     rng = Random(f"{seed}/{step}")
-    if step % (2 if done < 0.3 else 4) == 0:
-        most = rng.choice((1, max(HARD)))
-        asked = [ask(WORLDS[rng.choice(worlds)], rng, rng.randint(1, most)) for _ in range(2 * batch)]
-        return [(q.prompt, _entry(q, rng)) for q in asked], 16 if most == 1 else length * 7 // 12
-    short = 0.3 <= done < 0.47 or rng.random() < 0.3
-    operations = {k: weight for k, weight in OPERATIONS.items() if (k <= 3) == short or rng.random() < 0.1}
-    room = length * 7 // 12 if max(operations) <= 3 else length
+    tables = step % (4 if done < 0.5 else 8)
+    if tables == 0:
+        asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(4 * batch)]
+        return [(q.prompt, steps(q, rng)[0] if q.asked or rng.random() < 0.5 else f"The answer is {q.answer}.") for q in asked], 8
+    if tables == 2:
+        most = rng.choice((2, 3, 4, 5))
+        asked = [ask(WORLDS[rng.choice(worlds)], rng, rng.randint(1, most)) for _ in range(4 * batch // most)]
+        return [(q.prompt, " ".join(steps(q, rng))) for q in asked], 7 * most
+    short = done < 0.1
+    room = length * 7 // 12 if short else length
+    operations = {k: weight for k, weight in OPERATIONS.items() if k <= 3 or not short}
     asked = [ask(WORLDS[rng.choice(worlds)], rng, int(_pick(rng, operations))) for _ in range(batch)]  # type: ignore[call-overload]
     return [(q.prompt, respond(q, rng, room)) for q in asked], room
 
@@ -254,7 +232,7 @@ def right(question: Question, text: str) -> bool:
 def agrees(question: Question, text: str) -> bool | None:
     """Whether the answer follows from the last state its own reasoning reached; None if it did not reason."""
     states = "|".join(WORLDS[question.world].states)
-    found = re.findall(rf"(?:: |makes |gives )({states})\.", re.sub(r"(?:answer is|Answer): ?\S+", "", text))
+    found = re.findall(rf"(?:makes|becomes|gives) ({states})\.", text)
     if not found:
         return None
     return answer_of(text) == (("yes" if found[-1] == question.asked else "no") if question.asked else found[-1])
@@ -272,11 +250,11 @@ CHAT_TEMPLATE = (
 def texts() -> Iterator[str]:
     """Every word of the suite, and of the paper's anchors and template, at least once."""
     yield "user assistant system 0 1 2 3 4 5 6 7 8 9 yes no Yes No return ! ; ( ) + - * / ="
-    yield " ".join((*NAMES, *ORDINALS, *INTROS, *FILLERS, "It ends at, so"))
+    yield " ".join((*ORDINALS, *INTROS, *FILLERS, "It ends at, so"))
     for forms in (*STEPS, *ANSWERS):
         yield re.sub(r"\{\w+\}", "", forms)
     for world in WORLDS.values():
-        yield " ".join((*world.states, *world.moves, *(re.sub(r"\{\w+\}", "", t) for t in (world.opening, world.act, world.asks))))
+        yield " ".join((*world.states, *world.moves, *(re.sub(r"\{\w+\}", "", t) for t in (world.opening, world.asks))))
 
 
 def tokenizer():  # -> transformers.PreTrainedTokenizerFast
