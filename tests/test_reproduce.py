@@ -379,7 +379,7 @@ class Terminal:
 def test_the_bar_counts_forwards():
     run = next(EXPERIMENTS["eot-ratio"].cells(96)).run
     data = type("Data", (), {"rows": [0] * 4})()
-    jobs = [reproduce.Job(run, "tiny", Path(), data, None, None, 10, 1.0) for _ in range(2)]
+    jobs = [reproduce.Job(run, "tiny", Path(), data, None, None, 10, 1.0, "") for _ in range(2)]
     stream = Terminal()
     with reproduce.Bar(stream, 20) as bar:
         bar(jobs[0], 4)

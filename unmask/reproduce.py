@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class Job:
     options: evaluation.Options
     forwards: int  # at most
     seconds: float  # about
-    stem: str = ""  # of its files
+    stem: str  # of its files
 
     @property
     def rows(self) -> int:
@@ -156,7 +156,8 @@ class Setting:
     allow_code: bool = False
     unisolated: bool = False
     loading: Mapping[str, Any] = field(default_factory=dict)  # device, dtype, ...
-    workers: Callable[[str], Any] | None = None  # checkpoint -> a context that gives a pool for `evaluate`
+    workers: int | None = None
+    ray_address: str | None = None
 
 
 class Shelf:
@@ -165,11 +166,14 @@ class Shelf:
     def __init__(self, loading: Mapping[str, Any]):
         self.loading, self.name, self.model = loading, "", None  # type: ignore[var-annotated]
 
+    def clear(self) -> None:
+        self.name, self.model = "", None
+
     def __call__(self, name: str) -> Any:
         import unmask
 
         if name != self.name:
-            self.name, self.model = "", None
+            self.clear()
             if directory(name) is None:
                 try:
                     reachable()
@@ -243,7 +247,7 @@ def _remembered(setting: Setting) -> Callable[[Run], tuple[Loaded, Loaded | None
 def _job(model: Any, run: Run, name: str, setting: Setting, load: Any, pace: dict[Any, tuple[float, float]], small: int | None) -> Job:
     task = find(run.task)
     data, shots = load(run)
-    batch = setting.batch or (min(len(data.rows), 60) if small else 8)
+    batch = setting.batch or (math.ceil(min(len(data.rows), 60) / (setting.workers or 1)) if small else 8)
     chosen = {key: str(value) for key in ("quantize", "revision") if (value := setting.loading.get(key))}
     options = evaluation.Options(length=run.length, steps=run.steps, batch=batch, allow_code=setting.allow_code,
                                  unisolated=setting.unisolated, model_options=chosen)  # fmt: skip
@@ -256,8 +260,9 @@ def _job(model: Any, run: Run, name: str, setting: Setting, load: Any, pace: dic
     most = bound(run)
     identity = evaluation.recipe(model, task, run.strategy, data, shots, options, options.seed)
     folder = setting.out / "runs" / f"{Path(name).name}-{run.task}"
-    return Job(run, name, folder, data, shots, options, most * math.ceil(len(data.rows) / batch),
-               most * len(data.rows) * (prompt + run.length) * per, f"{run.method}-{evaluation.digest(identity)[:12]}")  # fmt: skip
+    stem = f"{run.method}-{evaluation.digest(identity)[:12]}"  # as `evaluate` names its files
+    seconds = most * len(data.rows) * (prompt + run.length) * per / (setting.workers or 1)
+    return Job(run, name, folder, data, shots, options, most * math.ceil(len(data.rows) / batch), seconds, stem)
 
 
 def timed(model: Any, task: Any, data: Loaded, shots: Loaded | None, length: int, batch: int) -> tuple[float, float]:
@@ -345,11 +350,11 @@ def reproduce(
     with evaluation.locked(setting.out):
         for name in book.weights:
             jobs = [job for job in book.missing if job.checkpoint == name]
-            with setting.workers(name) if setting.workers and jobs else nullcontext() as pool:
+            with crew(name, setting, shelf) if jobs else nullcontext((None, None)) as (model, pool):
                 for job in jobs:
                     started = time.perf_counter()
                     try:
-                        _decode(shelf(name), job, pool, report)
+                        _decode(model, job, pool, report)
                     except UserError as error:
                         book.absent[job.run] = str(error)
                     record = job.record()
@@ -367,11 +372,24 @@ def reproduce(
     return book
 
 
+@contextmanager
+def crew(name: str, setting: Setting, shelf: Shelf) -> Iterator[tuple[Any, Any]]:
+    """The model, and what completes its batches: workers, which need the memory it takes here, or this process."""
+    if not setting.workers:
+        yield shelf(name), None
+        return
+    from unmask.workers import Workers
+
+    shelf.clear()
+    with Workers({"name": name, **setting.loading}, setting.workers, setting.ray_address) as workers:
+        yield workers.model, workers
+
+
 def _decode(model: Any, job: Job, pool: Any, report: Callable[[Job, int], None]) -> None:
     run = job.run
     evaluation.evaluate(
         model, find(run.task), {run.method: run.strategy}, job.data, job.shots, job.options, job.folder,
-        lambda name, done, total, right: report(job, done), **({"pool": pool} if pool else {}),
+        lambda name, done, total, right: report(job, done), pool,
     )  # fmt: skip
 
 
