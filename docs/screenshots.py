@@ -18,8 +18,8 @@ TASK = os.environ.get("UNMASK_TASK", "stories")
 METHODS = ("top-probability", "suffix-anchor", "sacm")
 ONE = ("failure-modes", "progress")  # figures of one question
 FIGURES = {
-    "failure-modes": ["figure", "failure-modes", "--task", TASK],
-    "progress": ["figure", "progress", "--task", TASK],
+    "failure-modes": ["figure", "failure-modes", "--task", TASK, "--split", "tuning"],
+    "progress": ["figure", "progress", "--task", TASK, "--split", "tuning"],
     "effects": ["figure", "effects", "--task", TASK, "--limit", "48"],
     "parallelism": ["figure", "parallelism", "--task", TASK, "--limit", "48"],
     "sensitivity": ["figure", "sensitivity", "--task", TASK, "--limit", "48"],
@@ -42,7 +42,7 @@ def unmask(*arguments: str) -> None:
 
 def question() -> str:
     """The number of the first question that plain and anchored decoding get wrong and SACM right: chosen to show the
-    mechanism. How often each method is right is for the figures over many questions to say. UNMASK_ROW decides otherwise."""
+    mechanism, from the tuning rows. How often each is right is for the figures over many test rows to say. UNMASK_ROW decides otherwise."""
     if row := os.environ.get("UNMASK_ROW"):
         return row
     import unmask as package
@@ -50,7 +50,7 @@ def question() -> str:
     from unmask.tasks import find
 
     model, task = package.load("tiny"), find(TASK)
-    rows = task.rows.load(task.name, None).rows[:24]
+    rows = task.tuning_rows().rows[:24]
     right = {}
     for name in METHODS:
         strategy = adapted(task, package.METHODS[name], {})[0]
@@ -66,7 +66,7 @@ def pages(names: list[str], row: str) -> None:
     chromium = os.environ.get("UNMASK_CHROMIUM") or shutil.which("chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         replay = Path(folder) / "replay.html"
-        unmask("trace", "--task", TASK, "--rows", row, "--methods", ",".join(METHODS), "-o", str(replay))
+        unmask("trace", "--task", TASK, "--split", "tuning", "--rows", row, "--methods", ",".join(METHODS), "-o", str(replay))
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         for name in names:
             width, height, scheme, share, point = PAGES[name]
@@ -93,7 +93,7 @@ def live(row_number: str) -> None:
     from unmask.tasks import find
 
     model, task = package.load("tiny"), find(TASK)
-    row = task.rows.load(task.name, None).rows[int(row_number)]
+    row = task.tuning_rows().rows[int(row_number)]
     columns = []
     for name in METHODS:
         columns.append(column := Column(name, model))

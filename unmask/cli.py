@@ -336,7 +336,7 @@ def questions(args: argparse.Namespace, model: Any) -> tuple[list[dict[str, Any]
     from unmask.tasks import find
 
     task = find(args.task)
-    data = task.rows.load(task.name, args.data)
+    data = task.tuning_rows(args.data) if args.split == "tuning" else task.rows.load(task.name, args.data)
     shots = task.shots.load(task.name, args.data, beside=True).rows if task.shots else ()
     try:
         numbers = [int(n) for n in args.rows.split(",")]
@@ -372,10 +372,12 @@ def traced(args: argparse.Namespace, model: Any, names: list[str], extra: dict[s
     return runs
 
 
+SPLIT = option("--split", choices=["test", "tuning"], default="test", help="the test rows, or the rows to tune settings on")
 ASKED = together(
     option("--prompts", metavar="FILE", help="a file with one prompt, or JSONL with one a line"),
     option("--task", help="take the prompt from a benchmark (cups, gsm8k, ...) and grade the answers"),
     option("--rows", default="0", metavar="N,N", help="which rows of the task (default: 0)"),
+    SPLIT,
     option("--data", metavar="PATH", help="the benchmark's file or folder (default: the Hugging Face Hub)"),
 )
 
@@ -483,7 +485,8 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     if args.runs:
         return records(args.runs)
     task = find(args.task or "cups")
-    rows = task.tuning_rows(args.data) if args.kind == "sensitivity" and task.tuning else task.rows.load(task.name, args.data)
+    tuning = args.split == "tuning" or (args.kind == "sensitivity" and task.tuning)
+    rows = task.tuning_rows(args.data) if tuning else task.rows.load(task.name, args.data)
     shots = task.shots.load(task.name, args.data, beside=True) if task.shots else None
     options = evaluate.Options(length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, cfg=args.cfg, cache=args.cache)
     out = args.keep or f"runs/figure-{args.kind}-{task.name}"
@@ -624,7 +627,7 @@ def grade(args: argparse.Namespace) -> None:
     option("--task", required=True, help="gsm8k, math500, strategyqa, mmlu_pro, mathvista, chartqa, humaneval, mbpp, stories, ..."),
     option("--methods", default="top-probability,suffix-anchor,sacm", help="comma-separated (default: %(default)s)"),
     option("--data", metavar="PATH", help="the benchmark's file or folder (default: the Hugging Face Hub)"),
-    option("--split", choices=["test", "tuning"], default="test", help="the test rows, or the rows to tune settings on"),
+    SPLIT,
     option("--limit", type=int, metavar="N", help="the first N rows"),
     option("--length", type=int, metavar="L", help="response tokens (default: the task's)"),
     option("--steps", type=int, metavar="T", help="decoding steps (default: the method's pace, L / 2 in the paper)"),
@@ -713,11 +716,13 @@ def evaluate(args: argparse.Namespace) -> None:
     option("--out", metavar="FILE", help="the settings file (default: settings.json in the folder)"),
     GRADING,
     option("--json", action="store_true", help="everything as one JSON object"),
+    WORKERS,
     MODEL,
 )  # fmt: skip
 def tune(args: argparse.Namespace) -> None:
     from unmask import evaluate as evaluation
     from unmask import settings, tune
+    from unmask.doctor import flags
     from unmask.methods import method
     from unmask.report import Progress
     from unmask.tasks import find
@@ -740,7 +745,6 @@ def tune(args: argparse.Namespace) -> None:
     if len(data.rows) < args.count:
         print(f"unmask: {task.name} has {len(data.rows)} tuning rows, fewer than {args.count}", file=sys.stderr)
     shots = task.shots.load(task.name, args.data, skip, beside=True) if task.shots else None
-    model = load(args)
     options = evaluation.Options(
         length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, cfg=args.cfg, cache=args.cache, mode=args.mode,
         allow_code=args.allow_code, unisolated=args.unisolated_code,
@@ -748,9 +752,9 @@ def tune(args: argparse.Namespace) -> None:
     )  # fmt: skip
     folder = Path(args.folder or f"runs/tune-{Path(args.model).name}-{task.name}")
     mode = "check" if args.check else "full" if args.full else "halving"
-    with Progress(sys.stderr) as bar:
+    with replicas(args) as (model, pool), Progress(sys.stderr) as bar:
         record = tune.tune(model, task, args.method, strategy, data, shots, options, folder,
-                           grid=grid, fixed=fixed, first=args.first, mode=mode, report=bar)  # fmt: skip
+                           grid=grid, fixed=fixed, first=args.first, mode=mode, report=bar, pool=pool)  # fmt: skip
     out, text = Path(args.out or folder / "settings.json"), tune.table(record)
     tune.write(record, out)
     (folder / "table.md").write_text(f"{text}\n{tune.told(record)}\n")
@@ -760,7 +764,9 @@ def tune(args: argparse.Namespace) -> None:
         return
     print(f"{text}\n{tune.told(record)}\n")
     print(f"heat map: {folder / 'heat-map.png'}" if drawn else 'for a heat map: pip install "unmask[figures]"')
-    print(f"settings: {out}; next: unmask eval --task {task.name} --model {args.model} --settings {out}")
+    names = ("length", "steps", "data", "cfg", "cache", "raw", "device", "dtype", "adapter", "quantize", "device_map", "revision")
+    typed = flags({"task": task.name, "model": args.model, "settings": out, **{name: getattr(args, name) for name in names}})
+    print(f"settings: {out}\nnext:  unmask eval {typed}")
 
 
 @command(
@@ -828,7 +834,8 @@ def doctor(args: argparse.Namespace) -> None:
     option("--limit", type=int, metavar="N", help="rows a task (default: all; 50 or 60 on the bundled model)"),
     option("--out", default="runs/reproduce", metavar="DIR", help="runs, results.md and results.html (default: %(default)s)"),
     option("--data", metavar="DIR", help="the folder that holds the benchmarks (default: $UNMASK_DATA, else the Hub)"),
-    option("--batch", type=int, metavar="N", help="rows decoded together (default: 8; 60 on the bundled model)"),
+    option("--batch", type=int, metavar="N", help="rows decoded together (default: 8; on the bundled model 60, shared out to the workers)"),
+    WORKERS,
     option("--plan", action="store_true", help="say what would be run and about how long it takes, and stop"),
     option("--allow-code", action="store_true", help="run generated code (HumanEval, MBPP) in a sandbox"),
     option("--unisolated-code", action="store_true", help="... even where the system cannot lock it in: your own risk"),
@@ -843,13 +850,16 @@ def reproduce(args: argparse.Namespace) -> None:
     from unmask.experiments import page, tables
     from unmask.report import markdown
 
-    for name, least in (("limit", args.limit), ("batch", args.batch)):
+    for name, least in (("limit", args.limit), ("batch", args.batch), ("workers", args.workers)):
         if least is not None and least < 1:
             raise UserError(f"--{name} is at least 1, not {least}")
     setting = paper.Setting(
         tuple(args.model), Path(args.out), args.data or os.environ.get("UNMASK_DATA"), args.limit, args.batch, args.allow_code,
         args.unisolated_code, {name: getattr(args, name) for name in ("device", "dtype", "quantize", "device_map", "frequencies")},
+        args.workers, args.ray_address,
     )  # fmt: skip
+    if args.ray_address and not args.workers:
+        raise UserError("--ray-address says where the workers are; say how many with --workers N")
     if args.name == "list":
         found = paper.listing(setting)
         print(markdown(found, list(found[0])), end="")
@@ -866,7 +876,7 @@ def reproduce(args: argparse.Namespace) -> None:
     with paper.Bar(sys.stderr, sum(job.forwards for job in book.missing)) as bar:
         paper.reproduce(experiments, book, setting, shelf, bar, bar.tell)
     given = [word for name in args.model for word in ("--model", name)]
-    given += [word for name in ("limit", "batch") if (value := getattr(args, name)) for word in (f"--{name}", str(value))]
+    given += [word for name in ("limit", "batch", "workers") if (value := getattr(args, name)) for word in (f"--{name}", str(value))]
     made = page.blocks(experiments, book, setting, shlex.join(["unmask", "reproduce", args.name, *given]))
     print(page.told(made))
     for file in page.write(made, setting.out):
