@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from unmask.errors import UserError
-from unmask.evaluate import Options, evaluate, illustrated, write_whole
+from unmask.evaluate import Options, Pool, evaluate, illustrated, write_whole
 from unmask.report import examples, markdown
 from unmask.statistics import paired, wilson
 from unmask.tasks import Task
@@ -153,7 +153,7 @@ def tune(
     first: int | None = None,
     mode: str = "halving",
     report: Callable[[str, int, int, int], None] = lambda *_: None,
-    pool: Any = None,
+    pool: Pool | None = None,
 ) -> dict[str, Any]:
     """The record of a search: what was chosen, how, and every point. `strategy` is the method `name` with the task's anchor
     and the `fixed` settings; `mode` is halving, full, or check (both)."""
