@@ -40,12 +40,12 @@ gold: $(READY)
 	@test -n "$(UNMASK_DATA)" || { echo "set UNMASK_DATA to the folder that holds the benchmarks' files"; exit 2; }
 	$(RUN)/python -m unmask.tasks.gold $(UNMASK_DATA)
 
-TRAIN = $(RUN)/unmask train --config tiny --task stories,cups,cups,compass --steps 6000 --cooldown 0.25 --half
+TRAIN = $(RUN)/unmask train --config tiny --task stories,cups,compass --steps 7000 --cooldown 0.25 --half
 
 model: $(READY)
 	$(TRAIN) --out build/tiny
 	$(TRAIN) --padding rainbow --out build/tiny-rainbow
-	$(RUN)/unmask accept --model build/tiny --rainbow build/tiny-rainbow --split validation --out build/acceptance.jsonl
+	$(RUN)/unmask accept --model build/tiny --rainbow build/tiny-rainbow --split validation --jobs 2 --out build/acceptance.jsonl
 
 screenshots: $(READY)
 	$(RUN)/python docs/screenshots.py

@@ -92,6 +92,8 @@ def test_measuring_is_resumed(tmp_path: Path) -> None:
     }
     again = accept(model, model, out, split="validation", count=2, runs=run, worlds=["cups"], tell=told.append)
     assert again == first and len(told) == 2 and len(out.read_text().splitlines()) == 2
+    there = accept(model, model, tmp_path / "b.jsonl", split="validation", count=2, runs=run, worlds=["cups"], jobs=2)
+    assert there == first  # processes of their own
     with pytest.raises(UserError, match="no run 'sacn'"):
         accept(model, model, out, runs=["sacn"])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,30 +153,61 @@ def measure(model: Any, run: Run, world: str, split: str, count: int, batch: int
 
 def accept(
     model: Any, rainbow: Any, out: Path, *, split: str = "test", count: int = 500, runs: Sequence[str] = tuple(RUNS),
-    worlds: Sequence[str] = tuple(toy.WORLDS), tell: Callable[[str], None] = lambda line: None,
+    worlds: Sequence[str] = tuple(toy.WORLDS), jobs: int = 1, tell: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Every run on every world, a JSON line each as it is done; what `out` already holds of these weights is not done again."""
     if unknown := [name for name in runs if name not in RUNS]:
         raise UserError(f"there is no run {unknown[0]!r}; there are {', '.join(RUNS)}")
     found = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
-    same = {"split": split, "count": count}
-    for name in ("probes", *runs):
-        used = rainbow if name in RUNS and RUNS[name].rainbow else model
-        for world in worlds:
-            key = {"run": name, "world": world, **same, "weights": used.weights_hash[:16]}
-            if any(key.items() <= record.items() for record in found):
-                continue
-            if name == "probes":
-                figures = probe(used.module, used.tokenizer, [world], split, count, used.length)[world]
-            else:
-                figures = measure(used, RUNS[name], world, split, count)
-            found.append({**key, **figures})
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with out.open("a") as file:
-                file.write(json.dumps(found[-1]) + "\n")
-            tell(json.dumps(found[-1]))
-    keys = {model.weights_hash[:16], rainbow.weights_hash[:16]}
-    return [r for r in found if same.items() <= r.items() and r["weights"] in keys and r["world"] in worlds]
+    same, weights = {"split": split, "count": count}, [model.weights_hash[:16], rainbow.weights_hash[:16]]
+    keys = [
+        {"run": name, "world": world, **same, "weights": weights[name in RUNS and RUNS[name].rainbow]}
+        for name in ("probes", *runs) for world in worlds
+    ]  # fmt: skip
+    missing = [key for key in keys if not any(key.items() <= record.items() for record in found)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        for record in _measured(model, rainbow, missing, jobs):
+            found.append(record)
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            tell(json.dumps(record))
+    return [r for key in keys for r in found if key.items() <= r.items()]
+
+
+def _measured(model: Any, rainbow: Any, keys: Sequence[dict[str, Any]], jobs: int) -> Iterator[dict[str, Any]]:
+    """The records of these keys, as they are done: here, or in processes of one thread each."""
+    if jobs == 1:
+        yield from (_record(model, rainbow, key) for key in keys)
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _open, (str(model.path), str(rainbow.path))) as pool:
+        for done in as_completed([pool.submit(_record_there, key) for key in keys]):
+            yield done.result()
+
+
+def _open(model: str, rainbow: str) -> None:
+    """In a process of its own: the models its records are measured with."""
+    import unmask
+
+    torch.set_num_threads(1)
+    _OPENED[:] = [unmask.load(model), unmask.load(rainbow)]
+
+
+_OPENED: list[Any] = []
+
+
+def _record_there(key: dict[str, Any]) -> dict[str, Any]:
+    return _record(_OPENED[0], _OPENED[1], key)
+
+
+def _record(model: Any, rainbow: Any, key: dict[str, Any]) -> dict[str, Any]:
+    name, world, split, count = (key[part] for part in ("run", "world", "split", "count"))
+    if name == "probes":
+        return {**key, **probe(model.module, model.tokenizer, [world], split, count, model.length)[world]}
+    return {**key, **measure(rainbow if RUNS[name].rainbow else model, RUNS[name], world, split, count)}
 
 
 FROZEN = Path(__file__).parent / "checkpoints" / "frozen.json"

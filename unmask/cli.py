@@ -997,22 +997,18 @@ def bench(args: argparse.Namespace) -> None:
     option("--count", type=int, default=500, metavar="N", help="questions a task (default: 500)"),
     option("--runs", metavar="NAMES", help="only these, comma-separated (default: all)"),
     option("--out", required=True, metavar="FILE", help="JSONL of what was measured"),
-    option("--threads", type=int, metavar="N", help="CPU threads"),
+    option("--jobs", type=int, default=1, metavar="N", help="processes of one thread each (default: one, with every core)"),
 )  # fmt: skip
 def accept(args: argparse.Namespace) -> None:
-    import torch
-
     import unmask
     from unmask import acceptance
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
     model, rainbow = unmask.load(args.model), unmask.load(args.rainbow)
     if args.split == "test":
         acceptance.check_frozen(Path(str(model.path)), Path(str(rainbow.path)))
     runs = [name.strip() for name in args.runs.split(",")] if args.runs else list(acceptance.RUNS)
     tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    records = acceptance.accept(model, rainbow, Path(args.out), split=args.split, count=args.count, runs=runs, tell=tell)
+    records = acceptance.accept(model, rainbow, Path(args.out), split=args.split, count=args.count, runs=runs, jobs=args.jobs, tell=tell)
     print(acceptance.Suite(records).markdown())
 
 
