@@ -81,7 +81,8 @@ class Unmask(TemplateLM):
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Unmask:
         """--model_args win over what lm-eval passes of its own accord (device, batch_size)."""
-        return cls(**{**(additional_config or {}), **arg_dict})
+        passed = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        return cls(**{**passed, **arg_dict})
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Unmask:
@@ -215,7 +216,7 @@ class Unmask(TemplateLM):
         return self._likelihoods(pairs, disable_tqdm, finished)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """A text as windows of the model's context, each scored after the token before it."""
+        """A text as windows of the model's context, each scored after what came before it: one token, more for the last."""
         most = (self.model.context or 2048) - 1
         windows = []
         for request in requests:
