@@ -7,18 +7,22 @@ The driver alone reads and writes the run's folder. It has the model's outline, 
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from unmask import __version__
 from unmask.errors import UserError
-from unmask.evaluate import Batch, Example, completed
+from unmask.evaluate import Batch, Example, Options, completed, evaluate, limited
 
 LOST = 3  # workers that may die of one batch, or while loading, before the run stops
 PATIENCE = 60  # seconds without a worker before the user is told what is waited for
@@ -81,10 +85,10 @@ def fingerprint(model: Any) -> dict[str, str]:
 
 
 class Workers:
-    """`loading` are the arguments of `unmask.load`. A CPU worker has OMP_NUM_THREADS threads, 1 by default, so that results do
+    """`loading` are the arguments of `unmask.load`. A CPU worker has `threads`, else OMP_NUM_THREADS, else 1, so that results do
     not depend on how many workers there are; where there are GPUs, each worker has one of its own."""
 
-    def __init__(self, loading: Mapping[str, Any], count: int, address: str | None = None):
+    def __init__(self, loading: Mapping[str, Any], count: int, address: str | None = None, threads: int | None = None):
         if count < 1:
             raise UserError(f"--workers is at least 1, not {count}")
         if loading.get("device_map"):
@@ -93,14 +97,14 @@ class Workers:
             raise UserError(f"each worker has a device of its own: --device cuda with --workers, not {loading['device']}")
         self.count, self.address = count, address
         self.loading = {**loading, **{key: _anywhere(loading.get(key)) for key in ("name", "adapter", "frequencies")}}
-        self.threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
+        self.threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
         self.idle: list[Any] = []
         self.busy: dict[Any, tuple[Any, Batch | str]] = {}  # a promise -> who gave it, and for what
 
     def __enter__(self) -> Workers:
         self.ray = ray()
         self.owner = not self.ray.is_initialized()
-        if self.owner:
+        if self.owner or self.address:
             connect(self.address, self.count * self.threads)
         try:
             self._place()
@@ -215,3 +219,34 @@ def _obituary(job: Batch | str) -> str:
         return f"{LOST} workers died while {job} (not enough memory?); try fewer --workers"
     rows = ", ".join(job.task.identify(row, i) for i, row in zip(job.indices, job.rows, strict=True))
     return f"{LOST} workers died over rows {rows} (not enough memory?); what was finished is kept, the same command resumes"
+
+
+def speedup(rows: int = 64, repeats: int = 3) -> float | None:
+    """How many times sooner 2 workers are done than 1, each with 1 thread: `evaluate` on the bundled model, workers loaded, the
+    best times of rounds that take turns. None without Ray or a second core."""
+    from unmask.methods import method
+    from unmask.tasks import find
+
+    if (os.cpu_count() or 1) < 2:
+        return None
+    task = find("cups")
+    data = limited(task.tuning_rows(), rows)
+    best: dict[int, float] = {}
+    try:
+        connect(None, cpus=3)
+    except UserError:
+        return None
+    try:
+        with ExitStack() as stack, TemporaryDirectory() as folder:
+            tiny = {"name": "tiny", "device": "cpu"}
+            pools = [stack.enter_context(Workers(tiny, count, threads=1)) for count in (1, 2)]
+            for turn in range(-1, repeats):  # the first is for loading
+                for pool in pools:
+                    begun = time.perf_counter()
+                    out = f"{folder}/{turn}-{pool.count}"
+                    evaluate(pool.model, task, {"sacm": method("sacm")}, data, None, Options(), out, pool=pool)
+                    if turn >= 0:
+                        best[pool.count] = min(best.get(pool.count, math.inf), time.perf_counter() - begun)
+    finally:
+        ray().shutdown()
+    return best[1] / best[2]
