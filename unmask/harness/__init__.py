@@ -44,7 +44,7 @@ def register(only_ours: bool = False) -> None:
     class Tasks(TaskManager):
         def __init__(self, *, include_path: Any = None, **settings: Any):
             given = include_path if isinstance(include_path, (list, tuple)) else [include_path] if include_path else []
-            super().__init__(include_path=[FOLDER, *given], include_defaults=not only_ours, **settings)
+            super().__init__(include_path=[FOLDER, *given], **{"include_defaults": not only_ours, **settings})
 
     lm_eval.tasks.TaskManager = Tasks  # type: ignore[misc]
 
