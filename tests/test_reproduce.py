@@ -223,20 +223,19 @@ def test_runs_once_resumes_and_writes_the_page(few, folder, tmp_path, capsys, mo
 
 
 def test_after_a_kill_the_same_command_goes_on(folder, tmp_path):
-    command = [*CLI, "reproduce", "anchors", "--model", str(folder), "--limit", "4", "--batch", "2", "--out", str(tmp_path)]
+    command = [*CLI, "reproduce", "progress", "--model", str(folder), "--limit", "4", "--batch", "2", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 120
-    while len(runs(tmp_path)) < 3 and time.time() < deadline and process.poll() is None:
+    deadline = time.time() + 600  # of a busy machine
+    while len(runs(tmp_path)) < 2 and time.time() < deadline and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     kept = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.json") if "summary" in json.loads(p.read_text()) and p.name != "summary.json"}
     assert kept and not (tmp_path / "results.md").exists()
     subprocess.run(command, check=True, capture_output=True)
-    assert len(runs(tmp_path)) == 12 and all(len(p.read_text().splitlines()) == 4 for p in tmp_path.rglob("*.jsonl"))
+    assert len(runs(tmp_path)) == 6 and all(len(p.read_text().splitlines()) == 4 for p in tmp_path.rglob("*.jsonl"))
     assert all(p.stat().st_mtime_ns == when for p, when in kept.items())  # what was finished was left alone
-    text = (tmp_path / "results.md").read_text()
-    assert "the weakest of 5" in text and "12 runs, 48 responses" in text
+    assert "6 runs, 24 responses" in (tmp_path / "results.md").read_text()
 
 
 def numbers(row):

@@ -38,11 +38,12 @@ COST = 0.95  # of the plain throughput: what "negligible overhead" is taken for
 
 def accuracy_rows(e: Experiment, cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
     rows = []
-    for cell in cells:
+    tasks = list(dict.fromkeys(cell.run.task for cell in cells))  # a task's rows together: what is compared stands together
+    for cell in sorted(cells, key=lambda cell: (cell.source.model, tasks.index(cell.run.task))):
         run, record = cell.run, book.record(cell.run)
         published = cell.source.accuracy if cell.beside else None
         row: dict[str, Any] = {"task": run.task, "method": run.method, "settings": settings(cell), "L": run.length,
-                               "T": run.steps or max(1, round(run.strategy.pace * run.length))}  # fmt: skip
+                               "T": run.steps or (run.length // 2 if run.strategy.pace == 0.5 else "its own")}  # fmt: skip
         if len({c.source.model for c in cells}) > 1:
             row = {"model": cell.source.model, **row}
         if record:
