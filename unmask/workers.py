@@ -53,8 +53,15 @@ def connect(address: str | None, cpus: int) -> None:
                 socket.create_connection((host, int(port)), timeout=5).close()
             except OSError:
                 raise UserError(f"there is no Ray cluster at {address}; `ray start --head` starts one") from None
+    library = ray()
     try:
-        ray().init(**options)
+        try:
+            library.init(**options)
+        except Exception:  # it gives up after 15 s where a busy machine would need 20: once more
+            if address is not None:
+                raise
+            library.shutdown()
+            library.init(**options)
     except Exception as error:  # Ray has many ways to say no
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         where = f"there is no Ray cluster to join at {address}" if address else "Ray does not start on this machine"
