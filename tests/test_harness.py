@@ -440,7 +440,11 @@ def test_two_ranks_give_what_one_gives(small, tmp_path):
         subprocess.Popen([*argv, str(tmp_path / "two")], env={**several, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in "01"
     ]  # fmt: skip
-    printed = [run.communicate(timeout=240) for run in runs]
+    try:
+        printed = [run.communicate(timeout=900) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
     assert [run.returncode for run in runs] == [0, 0], printed
     assert "unmask_cups" in printed[0][0] and "unmask_cups" not in printed[1][0]
     one = harnessed("cups", pretrained=small, method="uniform", length=24, limit=5, batch_size=1, apply_chat_template=False)
