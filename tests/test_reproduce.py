@@ -293,6 +293,7 @@ def test_a_clause_by_hand():
     under = claims.Gap(0.5, 0.6, -0.1, -0.2, 0.05)
     assert under.told("a", "b", "") == "a 50.0 is 10.0 [-5.0, 20.0] points under b 60.0"
     assert claims.Gap(0.87, 0.16, 0.71, 0.7, 0.72).told("a", "b", "EOT ratio ") == "a EOT ratio 0.87 is 0.71 [0.70, 0.72] above b 0.16"
+    assert claims.Gap(0.0, 0.5, -0.5, -1.0, 0.0).told("a", "b", "").endswith("50.0 [0.0, 100.0] points under b 50.0")  # no -0.0
     mean = claims.Gap.between([1.0, 0.0, 2.0], [0.0, 0.0, 0.0], accuracy=False)
     assert mean.difference == 1 and mean.low == pytest.approx(1 - 1.96 / math.sqrt(3), abs=1e-3)  # the spread is 1
 

@@ -51,9 +51,11 @@ class Gap(NamedTuple):
 
     def told(self, ours: str, theirs: str, what: str) -> str:
         """"sacm 71.3 is 12.0 [8.1, 15.9] points above suffix-anchor 59.3": of "under", the interval is turned round, too."""
-        scale, form, unit = (1, ".2f", "") if what else (100, ".1f", " points")
+        scale, digits, unit = (1, 2, "") if what else (100, 1, " points")
         low, high, side = (self.low, self.high, "above") if self.difference >= 0 else (-self.high, -self.low, "under")
-        a, b, gap, least, most = (format(scale * v, form) for v in (self.a, self.b, abs(self.difference), low, high))
+        a, b, gap, least, most = (
+            f"{round(scale * v, digits) + 0.0:.{digits}f}" for v in (self.a, self.b, abs(self.difference), low, high)
+        )
         return f"{ours} {what}{a} is {gap} [{least}, {most}]{unit} {side} {theirs} {b}"
 
 

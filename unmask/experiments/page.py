@@ -191,8 +191,11 @@ def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, comm
         for why, which in reasons.items():
             some = ", ".join(which[:4]) + (f" and {len(which) - 4} more" if len(which) > 4 else "")
             page.append(("p", f"not run here: {'all of it' if len(which) == len(cells) else some}: {why}"))
-        if length and (left := sorted({c.task for c in e.answers} - set(e.places))):
-            page.append(("p", f"not run here: {', '.join(left)}: no bundled task stands in its place."))
+        left = {c.task for c in e.answers} - set(e.places) if length else set()
+        if none := sorted(left - set(PLACES)):
+            page.append(("p", f"not run here: {', '.join(none)}: no bundled task stands in its place."))
+        if long := sorted(left & set(PLACES)):
+            page.append(("p", f"not run here: {', '.join(long)}: left out in small, where it would take too long."))
     return page
 
 

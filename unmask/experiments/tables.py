@@ -100,7 +100,7 @@ class Experiment:
             elif not self.absent:
                 for task in self.places.get(source.task, ()):
                     yield self._in_small(source, task, length, limit)
-        for further in self.lengths if length else ():
+        for further in (n for n in self.lengths if length and n < length):
             for source in (c for c in self.answers if c.length == LONGEST):
                 bare = replace(source, length=further, steps=further // 2, accuracy=math.nan)
                 yield cell(self, bare, ONE["gsm8k"][0], further, further // 2, source.changes, limit or self.small, False)
