@@ -107,7 +107,7 @@ def ask(world: World, rng: Random, operations: int, split: str = "train") -> Que
 
 def questions(world: str, split: str, count: int, seed: int = 0) -> list[Question]:
     """`count` different chains of a split; the first ones do not depend on how many are asked for."""
-    rng = Random(f"{world}/{split}/{seed}")
+    rng = Random(f"{split} of {world}, {seed}")
     found: dict[tuple[str, tuple[str, ...]], Question] = {}
     while len(found) < count:
         question = ask(WORLDS[world], rng, rng.choice(HARD), split)
@@ -149,7 +149,7 @@ FILLERS = {
     "We know.": 8,
 }
 ANSWERS = {"The answer is {answer}.": 14, "Therefore, the answer is {answer}.": 2, "The answer is: {answer}.": 2, "Answer: {answer}.": 2}
-DIRECT = {1: 0.6, 2: 0.5, 3: 0.2, 4: 0.12, 5: 0.12}  # operations -> share of answers given without reasoning
+DIRECT = {1: 0.6, 2: 0.5, 3: 0.2, 4: 0.2, 5: 0.2}  # operations -> share of answers given without reasoning
 OPERATIONS = {1: 2, 2: 3, 3: 3, 4: 6, 5: 6}  # operations -> weight in training
 
 
@@ -187,12 +187,20 @@ def respond(question: Question, rng: Random, room: int) -> str:
     while spare < 0:
         text = reasoning(question, str(_pick(rng, INTROS)), rng)
         spare = room - len(words(text)) - len(words(answer))
-    gap = 0 if rng.random() < 0.4 else rng.randint(0, spare)  # answers may stand at any place before the end
+    gap = 0 if rng.random() < 0.3 else rng.randint(0, spare)  # answers may stand at any place before the end
     while gap >= 2:
         filler = str(_pick(rng, FILLERS))
         if (left := gap - len(words(filler))) == 0 or left >= 2:
             text, gap = f"{text} {filler}", left
     return f"{text} {answer}"
+
+
+def _entry(question: Question, rng: Random) -> str:
+    """One operation, by its step or answered at once; of yes and no, with the state it is about."""
+    if rng.random() < 0.5:
+        return steps(question, rng)[0]
+    end = f"It ends at {question.path[-1]}, so {question.answer}. " if question.asked else ""
+    return f"{end}The answer is {question.answer}."
 
 
 def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: int, length: int) -> tuple[list[tuple[str, str]], int]:
@@ -207,7 +215,7 @@ def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: in
     tables = step % (4 if done < 0.5 else 8)
     if tables == 0:
         asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(4 * batch)]
-        return [(q.prompt, steps(q, rng)[0] if q.asked or rng.random() < 0.5 else f"The answer is {q.answer}.") for q in asked], 8
+        return [(q.prompt, _entry(q, rng)) for q in asked], 13
     if tables == 2:
         most = rng.choice((2, 3, 4, 5))
         asked = [ask(WORLDS[rng.choice(worlds)], rng, rng.randint(1, most)) for _ in range(4 * batch // most)]
