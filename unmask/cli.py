@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -77,12 +78,12 @@ WORKERS = together(
     option("--ray-address", metavar="HOST:PORT", help='a running Ray cluster; "auto": on this machine (default: start one)'),
 )
 LIVE = option("--live", action="store_true", help="show the tokens as they are filled in (one prompt, in a terminal)")
+LOADING = ("device", "dtype", "adapter", "quantize", "device_map", "revision", "frequencies")  # of MODEL, besides its name
 
 
 def loading(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `unmask.load` that the MODEL flags give."""
-    names = ("device", "dtype", "adapter", "quantize", "device_map", "revision", "frequencies")
-    return {"name": args.model, **{name: getattr(args, name) for name in names}}
+    return {"name": args.model, **{name: getattr(args, name) for name in LOADING}}
 
 
 def load(args: argparse.Namespace) -> Any:
@@ -115,7 +116,7 @@ def fitting(model: Any, args: argparse.Namespace) -> Any:
     if file := getattr(args, "settings_file", None):
         from unmask import tune
 
-        tune.check_model(file, tune.read(file), model, args.adapter)
+        tune.check_model(file, tune.read(file), model)
     return model
 
 
@@ -135,6 +136,13 @@ def wanted_settings(args: argparse.Namespace, task: str | None = None) -> dict[s
     from unmask import tune
 
     return {**tune.read(args.settings_file, task)["settings"], **given}
+
+
+def flags(values: Mapping[str, Any]) -> str:
+    """Options as they are typed; those that were not given, or as they are anyway, are left out."""
+    usual = {"batch": 8, "bad_rows": "stop"}
+    given = [(name.replace("_", "-"), value) for name, value in values.items() if value and value != usual.get(name)]
+    return " ".join(f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in given)
 
 
 def decoding(args: argparse.Namespace) -> dict[str, Any]:
@@ -588,6 +596,11 @@ GRADING = together(
 )
 
 
+def check_code(task: Any, args: argparse.Namespace) -> None:
+    if task.executes and not args.allow_code:
+        raise UserError(f"grading {task.name} runs the code the model writes; allow it with --allow-code")
+
+
 @command(
     "grade", "grade outputs saved by any system",
     """
@@ -662,8 +675,15 @@ def evaluate(args: argparse.Namespace) -> None:
     found = {name: evaluation.adapted(task, method(name), wanted) for name in names}
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
         raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
-    if task.executes and not args.allow_code:
-        raise UserError(f"grading {task.name} runs the code the model writes; allow it with --allow-code")
+    check_code(task, args)
+    if args.settings_file:
+        from unmask import tune
+
+        length = args.length or task.length
+        runs = {name: (length, args.steps or max(1, round(strategy.pace * length)))
+                for name, (strategy, used) in found.items() if set(tune.GRID) <= set(used)}  # fmt: skip
+        if line := tune.otherwise(args.settings_file, tune.read(args.settings_file), runs):
+            print(f"unmask: {line}", file=sys.stderr)
     skip = args.bad_rows == "skip"
     data = task.tuning_rows(args.data, skip) if args.split == "tuning" else task.rows.load(task.name, args.data, skip)
     data = evaluation.illustrated(task, data, skip, args.limit)
@@ -675,7 +695,7 @@ def evaluate(args: argparse.Namespace) -> None:
     options = evaluation.Options(
         length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, seeds=args.seeds, temperature=args.temperature,
         cfg=args.cfg, cache=args.cache, mode=args.mode, allow_code=args.allow_code, unisolated=args.unisolated_code,
-        model_options={name: str(value) for name in ("adapter", "quantize", "revision") if (value := getattr(args, name))},
+        model_options={name: str(value) for name in ("quantize", "revision") if (value := getattr(args, name))},
     )
     out = args.out or f"runs/{Path(args.model).name}-{task.name}"
     with replicas(args) as (model, pool), Progress(sys.stderr) as bar:
@@ -722,12 +742,12 @@ def evaluate(args: argparse.Namespace) -> None:
 def tune(args: argparse.Namespace) -> None:
     from unmask import evaluate as evaluation
     from unmask import settings, tune
-    from unmask.doctor import flags
     from unmask.methods import method
     from unmask.report import Progress
     from unmask.tasks import find
 
     task = find(args.task)
+    check_code(task, args)
     task = replace(task, chat=task.chat and not args.raw)
     fixed = settings.parse(args.settings)
     if tuned := [name for name in tune.GRID if name in fixed]:
@@ -748,7 +768,7 @@ def tune(args: argparse.Namespace) -> None:
     options = evaluation.Options(
         length=args.length, steps=args.steps, batch=args.batch, seed=args.seed, cfg=args.cfg, cache=args.cache, mode=args.mode,
         allow_code=args.allow_code, unisolated=args.unisolated_code,
-        model_options={name: str(value) for name in ("adapter", "quantize", "revision") if (value := getattr(args, name))},
+        model_options={name: str(value) for name in ("quantize", "revision") if (value := getattr(args, name))},
     )  # fmt: skip
     folder = Path(args.folder or f"runs/tune-{Path(args.model).name}-{task.name}")
     mode = "check" if args.check else "full" if args.full else "halving"
@@ -764,8 +784,9 @@ def tune(args: argparse.Namespace) -> None:
         return
     print(f"{text}\n{tune.told(record)}\n")
     print(f"heat map: {folder / 'heat-map.png'}" if drawn else 'for a heat map: pip install "unmask[figures]"')
-    names = ("length", "steps", "data", "cfg", "cache", "raw", "device", "dtype", "adapter", "quantize", "device_map", "revision")
-    typed = flags({"task": task.name, "model": args.model, "settings": out, **{name: getattr(args, name) for name in names}})
+    names = ("length", "steps", "batch", "data", "bad_rows", "cfg", "cache", "raw", "mode", "allow_code", "unisolated_code", *LOADING)
+    typed = flags({"task": task.name, "methods": f"{args.method},top-probability", "model": args.model, "settings": out,
+                   **{name: getattr(args, name) for name in names}})  # fmt: skip
     print(f"settings: {out}\nnext:  unmask eval {typed}")
 
 
@@ -809,8 +830,8 @@ def doctor(args: argparse.Namespace) -> None:
         model, case, ways, lambda items: progress(items, len(ways), "decoding"), length=length, steps=args.steps, cfg=args.cfg,
         cache=args.cache, batch=args.batch, raw=args.raw or bool(task and not (task.chat and model.chats)), stop=task.stop if task else (),
     )  # fmt: skip
-    names = ("model", "data", "length", "steps", "cache", "cfg", "raw", "device", "dtype", "adapter", "quantize", "device_map", "revision")
-    typed, dtype = doctor.flags({name: getattr(args, name) for name in names}), str(next(model.module.parameters()).dtype)
+    names = ("model", "data", "length", "steps", "batch", "cache", "cfg", "raw", *LOADING)
+    typed, dtype = flags({name: getattr(args, name) for name in names}), str(next(model.module.parameters()).dtype)
     words, advised, command = doctor.verdict(found, case, typed, given, float32=dtype == "torch.float32")
     if args.json:
         about = {"model": model.name, "prompts": case.about, "length": length}
@@ -831,7 +852,7 @@ def doctor(args: argparse.Namespace) -> None:
     option("name", metavar="NAME", help="an experiment, all, or list"),
     option("--model", action="append", default=[], metavar="DIR_OR_ID",
            help="tiny: everything in small; or your copies of the paper's checkpoints (repeatable; default: from the Hub)"),
-    option("--limit", type=int, metavar="N", help="rows a task (default: all; 50 or 60 on the bundled model)"),
+    option("--limit", type=int, metavar="N", help="rows a task (default: all; on the bundled model 50, or 32 tuning rows)"),
     option("--out", default="runs/reproduce", metavar="DIR", help="runs, results.md and results.html (default: %(default)s)"),
     option("--data", metavar="DIR", help="the folder that holds the benchmarks (default: $UNMASK_DATA, else the Hub)"),
     option("--batch", type=int, metavar="N", help="rows decoded together (default: 8; on the bundled model 60, shared out to the workers)"),

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from unmask.evaluate import NEAR, near_anchor
 from unmask.experiments.tables import Cell, Claim, matches
-from unmask.figures import EARLY
 from unmask.reproduce import Book
 from unmask.statistics import Z, mean, paired, spread
 
-NEAR = 14  # slots: kappa, how far the modulation reaches
 HEADS = {"held": "Held", "open": "Not decided (the interval reaches both sides)", "failed": "Did not hold", "absent": "Not told"}
-
-
-def near_anchor(example: Mapping[str, Any]) -> float:
-    """Of what the first 15 % of the steps decoded, the share within NEAR slots of the anchor."""
-    order = example["order"]
-    given = [slot for slot, when in enumerate(order) if when < 0]
-    hit = [slot for slot, when in enumerate(order) if 0 <= when < max(1, int(EARLY * example["nfe"]))]
-    return sum(any(abs(slot - a) <= NEAR for a in given) for slot in hit) / len(hit)
 
 
 FIGURES = {
     "correct": ("", lambda e: float(e["correct"])),
     "eot_ratio": ("EOT ratio ", lambda e: e["eot_ratio"]),
-    "near_anchor": (f"share within {NEAR} slots of the anchor ", near_anchor),
+    "near_anchor": (f"share within {NEAR} slots of the anchor ", lambda e: near_anchor(e["order"], e["nfe"]) or 0.0),
 }
 
 
