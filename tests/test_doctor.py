@@ -10,6 +10,7 @@ import pytest
 import unmask
 from unmask import cli, doctor
 from unmask.doctor import Case, Figures, choose, flood_step, symptoms, verdict
+from unmask.evaluate import near_anchor
 from unmask.generation import Generation
 from unmask.tasks import find
 
@@ -58,9 +59,21 @@ def test_figures_of_decodings_by_hand(model):
     case = Case(["a", "b"], "--prompts x", "2 prompts")
     made = [decoding(model, "abis7_", [18, 19, -1, -1, 0, 1], 0.5), decoding(model, "__is__", [0, 1, -1, -1, 19, 2])]
     found = doctor.figures(model, case, "is", made)
-    assert found == Figures(2, 20, (1 / 6 + 4 / 6) / 2, 0.5, 0.5, 1, 0.5, 0.25)
+    assert found == Figures(2, 20, (1 / 6 + 4 / 6) / 2, 0.5, 0.5, 1, 0.5, 1.0, 1.0, 0.25)  # in 6 slots all are near
     whole = decoding(model, "______", [0, 1, 2, 3, 4, 5])
-    assert doctor.figures(model, case, "is", [whole]) == Figures(1, 20, 1.0, 1.0, 1.0, 1, None, 0.0)
+    assert doctor.figures(model, case, "is", [whole]) == Figures(1, 20, 1.0, 1.0, 1.0, 1, None, None, None, 0.0)
+
+
+def test_early_commits_near_the_anchor_by_hand(model):
+    # "is" at 38, 39 of 60 slots; 20 forwards, so the first 3 steps count. 14 slots before and 14 behind are near: 28 of 58.
+    order = [19] * 60
+    order[38:40] = [-1, -1]
+    order[40], order[24], order[53], order[23], order[54] = 0, 1, 2, 2, 2  # three near, and one too far on either side
+    order[41] = 3  # near, but in the fourth step
+    made = decoding(model, "a" * 38 + "is" + "a" * 20, order)
+    found = doctor.figures(model, Case(["a"], "--prompts x", "1 prompt"), "is", [made])
+    assert found.near == pytest.approx(3 / 5) and found.near_all == pytest.approx(28 / 58)
+    assert (near_anchor(order, 20), near_anchor([0, 1], 20), near_anchor([-1, 9], 20)) == (found.near, None, None)
 
 
 def test_agreement_and_right_on_a_task(model):
@@ -91,9 +104,9 @@ def test_stories_and_cups_tell_agreement_too():
 # ---------------------------------------------------------------- verdict
 
 
-def made_up(eot=0.1, empty=0.0, flooded=0.0, early=0.0, right=None, rows=16, ties=0.0, agrees=None):
+def made_up(eot=0.1, empty=0.0, flooded=0.0, early=0.0, right=None, rows=16, ties=0.0, agrees=None, near=None):
     marks = None if right is None else tuple(i < right for i in range(rows))
-    return Figures(rows, 48, eot, empty, flooded, 2 if flooded else None, early, ties, agrees, marks)
+    return Figures(rows, 48, eot, empty, flooded, 2 if flooded else None, early, near, near and 0.3, ties, agrees, marks)
 
 
 ASKED = Case([], "--prompts q.jsonl", "16 prompts")
@@ -109,6 +122,18 @@ def test_symptoms():
     assert symptoms(made_up(flooded=0.49, empty=0.09, early=0.24)) == []
     assert len(symptoms(made_up(flooded=0.5, empty=0.1, early=0.25))) == 3
     assert symptoms(made_up(**SICK)) == ["100% of its responses flood with end-of-text, from step 2 of 48 on (EOT ratio 0.90)"]
+
+
+def test_crowding_the_anchor_is_the_same_symptom_as_answering_early():
+    """Half of the first slots, and twice their share of all slots (0.3 here)."""
+    assert symptoms(made_up(near=0.59)) == symptoms(replace(made_up(near=0.49), near_all=0.1)) == []
+    assert len(symptoms(replace(made_up(near=0.5), near_all=0.1))) == 1
+    assert symptoms(made_up(near=0.6)) == ["the first 15 % of the steps decode 60% of their slots within 14 of the anchor"]
+    both = "the first 15 % of the steps commit 80% of its answers, before the reasoning and decode 90% of their slots within 14 of the anchor"
+    assert symptoms(made_up(early=0.8, near=0.9)) == [both]
+    found = four(made_up(**SICK), made_up(empty=0.5), made_up(near=0.9), made_up(near=0.1))
+    words, method, _ = verdict(found, ASKED)
+    assert method == "sacm" and "The anchor alone has 90% of the first slots near it; SACM brings that down to 10%." in words
 
 
 def test_the_papers_story():
@@ -185,10 +210,10 @@ def test_ties():
 
 
 def test_the_table_fits_80_columns():
-    wide = Figures(100, 128, 1.0, 1.0, 1.0, 100.5, 1.0, 1.0, 1.0, (True,) * 100)
+    wide = Figures(100, 128, 1.0, 1.0, 1.0, 100.5, 1.0, 1.0, 1.0, 1.0, 1.0, (True,) * 100)
     lines = doctor.table(four(wide, wide, wide, wide)).splitlines()
     assert len(lines) == 5 and max(map(len, lines)) <= 80 and max(map(len, doctor.LEGEND.splitlines())) <= 80
-    assert lines[1].split() == ["plain", "1.00", "100%", "100%", "100.5", "of", "128", "100%", "100%", "100%", "100/100"]
+    assert lines[1].split() == ["plain", "1.00", "100%", "100%", "100.5/128", "100%", "100%", "100%", "100%", "100/100"]
 
 
 # ---------------------------------------------------------------- the command line
@@ -243,7 +268,16 @@ def test_a_task_without_tuning_rows_is_not_graded(folder, tmp_path, capsys, monk
 
 
 def test_flags_are_typed_back():
-    assert doctor.flags({"model": "a b", "raw": True, "steps": None, "cfg": 0.0, "device_map": "auto"}) == "--model 'a b' --raw --device-map auto"
+    given = {"model": "a b", "raw": True, "steps": None, "cfg": 0.0, "device_map": "auto", "batch": 8, "bad_rows": "stop"}
+    assert cli.flags(given) == "--model 'a b' --raw --device-map auto"
+    assert cli.flags({"batch": 4, "bad_rows": "skip"}) == "--batch 4 --bad-rows skip"
+
+
+def test_a_task_that_runs_code_is_advised_with_allow_code():
+    case = replace(GRADED, source="--task mbpp", task=find("mbpp"), graded=False)
+    well, ill = made_up(), made_up(**SICK)
+    assert verdict(four(ill, ill, ill, well), case)[2] == "unmask eval --task mbpp --methods sacm,top-probability --allow-code"
+    assert verdict(four(ill, ill, ill, ill), case, "--length 64")[2] == "unmask tune --task mbpp --length 64 --allow-code"
 
 
 def test_settings_go_to_the_commands_that_take_them():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import checkpoints
@@ -100,6 +101,7 @@ def test_an_adapter_changes_the_logits_as_peft_says(llada, tmp_path):
     ours = logits(unmask.load(llada, adapter=tmp_path / "lora"), ids)
     assert torch.allclose(ours, theirs, atol=1e-5)
     assert not torch.allclose(ours, logits(unmask.load(llada), ids), atol=1e-2)
+    assert unmask.load(llada, adapter=tmp_path / "lora").weights_hash != unmask.load(llada).weights_hash
     with pytest.raises(UserError, match="adapter_config"):
         unmask.load(llada, adapter=llada)
 
@@ -283,3 +285,21 @@ def test_frequency_tables(llada, tmp_path):
 def test_weights_hash_tells_models_apart(llada, tmp_path):
     other = checkpoints.llada(tmp_path / "other", seed=5)
     assert unmask.load(llada).weights_hash == unmask.load(llada).weights_hash != unmask.load(other).weights_hash
+
+
+def test_weights_hash_is_of_what_an_adapter_holds_not_of_where_it_is(llada, tmp_path, monkeypatch):
+    def written(name, weights=b"1", config="{}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(weights)
+        (tmp_path / name / "adapter_config.json").write_text(config)
+        return replace(model, adapter=Path(name)).weights_hash
+
+    monkeypatch.chdir(tmp_path)
+    model = unmask.load(llada)
+    known = written("a")
+    assert known == replace(model, adapter=Path("./a")).weights_hash == replace(model, adapter=tmp_path / "a").weights_hash == written("copy")
+    assert len({model.weights_hash, known, written("trained", b"2"), written("scaled", config='{"lora_alpha": 9}')}) == 4
+    from unmask.workers import outline
+
+    loading = {"name": str(llada), "device": "cpu", "adapter": str(tmp_path / "a")}
+    assert outline(loading).weights_hash == known  # what the driver of --workers compares theirs with

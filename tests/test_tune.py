@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -264,14 +265,33 @@ def test_a_file_of_another_task_or_model_is_refused_by_name(settings, folder, tm
         assert "is not a settings file; `unmask tune --out" in refused(capsys, "eval", "--task", "cups", "--settings", tmp_path / file)
     assert "cannot be read: No such file" in refused(capsys, "eval", "--task", "cups", "--settings", tmp_path / "none.json")
     assert "none of these methods has a setting" in refused(capsys, "eval", "--task", "cups", "--settings", settings, "--methods", "top-probability")
-    with pytest.raises(UserError, match="adapter mine"):
-        tune.check_model("x.json", tune.read(settings), unmask.load(folder), adapter="mine")
+    model = unmask.load(folder)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"this is .*, adapter .*mine\)"):
+        tune.check_model("x.json", tune.read(settings), replace(model, adapter=tmp_path / "mine"))
+
+
+def test_eval_says_where_the_file_was_tuned_otherwise(settings, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "replicas", lambda args: (_ for _ in ()).throw(UserError("stop here")))
+
+    def said(*argv):
+        with pytest.raises(SystemExit):
+            cli.main(list(map(str, ("eval", "--task", "cups", "--model", folder, "--limit", 1, "--settings", settings, *argv))))
+        return capsys.readouterr().err.splitlines()[:-1]
+
+    made = f"unmask: {settings} was tuned for sacm with L = 32, T = 4; this is "
+    assert said(*QUICK) == said(*QUICK, "--methods", "top-probability,suffix-anchor,sacm") == []
+    assert said(*QUICK, "--methods", "sacm-margin") == [made + "sacm-margin with L = 32, T = 4"]
+    assert said("--length", 32, "--methods", "sacm,sacm-margin") == [made + "sacm with L = 32, T = 16 and sacm-margin with L = 32, T = 16"]
+    assert said("--length", 48, "--steps", 4) == [made + "sacm with L = 48, T = 4"]
 
 
 @pytest.mark.parametrize(
     "argv, said",
     [
         (("--task", "mmlu_pro"), "mmlu_pro has no train or validation split; the paper uses GSM8K's settings"),
+        (("--task", "mbpp"), "grading mbpp runs the code the model writes; allow it with --allow-code"),
         (("--task", "cups", "--method", "top-probability"), "this method has no setting 'kappa'"),
         (("--task", "cups", "--kappa", "many"), "--kappa takes positive numbers, as in --kappa 12,14; not 'many'"),
         (("--task", "cups", "--kappa", "0,12"), "--kappa takes positive numbers"),
@@ -289,11 +309,27 @@ def test_bad_input_is_one_line_before_a_model_is_loaded(argv, said, capsys, monk
     assert not list(Path().iterdir())
 
 
+def test_the_next_command_repeats_what_was_given(tmp_path, capsys, monkeypatch):
+    """The method and how it was graded and batched, so that the test rows meet what was tuned."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "replicas", lambda args: nullcontext((None, None)))
+    record = {"table": [], "settings": {}}
+    for name, value in {"tune": record, "table": "", "told": "", "heat_map": True, "write": None}.items():
+        monkeypatch.setattr(tune, name, lambda *a, _value=value, **k: _value)
+    (tmp_path / "runs" / "tune-tiny-cups").mkdir(parents=True)
+    monkeypatch.setattr("unmask.tasks.find", lambda name: replace(find("cups"), executes=True))
+    given = "--batch 3 --bad-rows skip --mode official --allow-code --unisolated-code --adapter lora"
+    said = run(capsys, "tune", "--task", "cups", "--method", "sacm-margin", "--count", 1, *given.split())
+    file = "runs/tune-tiny-cups/settings.json"
+    assert said.endswith(f"next:  unmask eval --task cups --methods sacm-margin,top-probability --model tiny --settings {file} {given}\n")
+    cli.parser().parse_args(said.split("next:  unmask ")[1].split())
+
+
 def test_on_the_bundled_model(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = run(capsys, "tune", "--task", "stories", "--count", 2, "--first", 1, "--steps", 6, "--beta", "1.3,1.5", "--kappa", "14", "--gamma", "0.85", "--check")
     assert "Halving: 2 points on 1 rows, " in said and ("the same point" in said or "another point" in said)
-    assert said.endswith("\nnext:  unmask eval --task stories --model tiny --settings runs/tune-tiny-stories/settings.json --steps 6\n")
+    assert said.endswith("\nnext:  unmask eval --task stories --methods sacm,top-probability --model tiny --settings runs/tune-tiny-stories/settings.json --steps 6\n")
     record = tune.read("runs/tune-tiny-stories/settings.json", "stories")
     assert record["split"] == "tuning" and record["model"] == "tiny" and record["steps"] == 6
-    assert "| sacm " in run(capsys, *said.split("next:  unmask ")[1].split(), "--limit", 2, "--methods", "sacm")
+    assert "| sacm " in run(capsys, *said.split("next:  unmask ")[1].split(), "--limit", 2)

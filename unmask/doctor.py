@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.evaluate import adapted, answer_time, picture
+from unmask.evaluate import NEAR, adapted, answer_time, near_anchor, picture
 from unmask.statistics import mean, paired
 from unmask.tasks import Task
 
 METHODS = {"plain": "top-probability", "suppressed": "eot-suppression", "anchored": "suffix-anchor", "SACM": "sacm"}
 LIKED = ("SACM", "anchored", "suppressed", "plain")  # where nothing else decides, as the paper's tables rank them
 
-# From which share of the responses on it is a symptom.
-FLOODED, EMPTY, EARLY, TIES = 0.5, 0.1, 0.25, 0.1
+# From which share on it is a symptom: of the responses, the answers, the answers, the slots decoded early; of the choices, worth a word.
+MANY_FLOODED, MANY_EMPTY, MANY_EARLY, MANY_NEAR, MANY_TIES = 0.5, 0.1, 0.25, 0.5, 0.1
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Figures:
     flooded: float  # responses with a flood
     flood_step: float | None  # where it begins, the median of those
     early: float | None  # answers whose first token was decoded in the first 15 % of the steps
+    near: float | None  # of the slots decoded in the first 15 % of the steps, those within 14 of the anchor; None: no anchor
+    near_all: float | None  # the same of all slots: what decoding anywhere alike would give
     tie_rate: float
     agrees: float | None = None  # answers that follow from their own reasoning, of those that reason
     right: tuple[bool, ...] | None = None
@@ -122,6 +124,10 @@ def figures(model: Any, case: Case, anchor: str, made: Sequence[Any]) -> Figures
     times = [answer_time(g.tokens, g.order, g.forwards, anchors)["early_answer"] for g in made]
     pairs = list(zip(made, case.rows, strict=True)) if case.task else []
     follows = [case.task.agrees(g.text, row) for g, row in pairs] if case.task and case.task.agrees else []
+
+    def share(values: Iterable[float | None]) -> float | None:
+        return mean([float(value) for value in values if value is not None])
+
     return Figures(
         rows=len(made),
         steps=made[0].steps,
@@ -129,9 +135,11 @@ def figures(model: Any, case: Case, anchor: str, made: Sequence[Any]) -> Figures
         empty=statistics.mean(is_empty(model, g.tokens, g.order) for g in made),
         flooded=sum(step is not None for step in floods) / len(made),
         flood_step=statistics.median(found) if (found := [step for step in floods if step is not None]) else None,
-        early=mean([float(time) for time in times if time is not None]),
+        early=share(times),
+        near=share(near_anchor(g.order, g.forwards) for g in made),
+        near_all=share(near_anchor(g.order, g.forwards, early=1.0) for g in made),
         tie_rate=statistics.mean(g.tie_rate for g in made),
-        agrees=mean([float(follow) for follow in follows if follow is not None]),
+        agrees=share(follows),
         right=tuple(bool(case.task.grade(g.text, row).correct) for g, row in pairs) if case.task and case.graded else None,
     )
 
@@ -156,14 +164,25 @@ def examine(
 def symptoms(f: Figures) -> list[str]:
     """What is wrong with a way to decode, in words; nothing, if nothing is."""
     found = []
-    if f.flooded >= FLOODED:
+    if f.flooded >= MANY_FLOODED:
         since = f"from step {f.flood_step:g} of {f.steps} on (EOT ratio {f.eot_ratio:.2f})"
         found.append(f"{f.flooded:.0%} of its responses flood with end-of-text, {since}")
-    if f.empty >= EMPTY:
+    if f.empty >= MANY_EMPTY:
         found.append(f"{f.empty:.0%} of its answers are empty")
-    if f.early is not None and f.early >= EARLY:
-        found.append(f"{f.early:.0%} of its answers are committed in the first 15 % of the steps, before the reasoning")
+    haste = [f"commit {f.early:.0%} of its answers, before the reasoning"] if answers_early(f) else []
+    haste += [f"decode {f.near:.0%} of their slots within {NEAR} of the anchor"] if crowds(f) else []
+    if haste:  # one symptom, not two: the answer stands near the anchor
+        found.append(f"the first 15 % of the steps {' and '.join(haste)}")
     return found
+
+
+def answers_early(f: Figures) -> bool:
+    return f.early is not None and f.early >= MANY_EARLY
+
+
+def crowds(f: Figures) -> bool:
+    """Do the first steps decode around the anchor? Not told by a response so short that half of it is near."""
+    return f.near is not None and f.near >= max(MANY_NEAR, 2 * (f.near_all or 0.0))
 
 
 def count(f: Figures) -> int:
@@ -196,16 +215,19 @@ def verdict(
     for name in METHODS if symptoms(plain) else ("plain",):
         healthy = f"no symptom (EOT ratio {found[name].eot_ratio:.2f}, {found[name].empty:.0%} empty)"
         words.append(f"{name[0].upper() + name[1:]}: {'; '.join(symptoms(found[name])) or healthy}.")
-    if plain.flooded >= FLOODED and not case.graded:
+    if plain.flooded >= MANY_FLOODED and not case.graded:
         words.append("If these prompts ask for short answers, much end-of-text is as it should be.")
-    if anchored.early is not None and sacm.early is not None and anchored.early >= EARLY:
-        change = "brings that down to" if sacm.early <= anchored.early / 2 else "hardly changes that:"
-        words.append(f"The anchor alone has {anchored.early:.0%} of the answers early; SACM {change} {sacm.early:.0%}.")
+    hasty = answers_early(anchored), anchored.early, sacm.early, "the answers early"
+    crowded = crowds(anchored), anchored.near, sacm.near, "the first slots near it"
+    for ill, alone, modulated, what in (hasty, crowded):
+        if ill and alone is not None and modulated is not None:
+            change = "brings that down to" if modulated <= alone / 2 else "hardly changes that:"
+            words.append(f"The anchor alone has {alone:.0%} of {what}; SACM {change} {modulated:.0%}.")
     if anchored.agrees is not None and sacm.agrees is not None:
         shares = f"{anchored.agrees:.0%} with the anchor, {sacm.agrees:.0%} with SACM"
         words.append(f"Answers that follow from their own reasoning: {shares}.")
     words += right_words(found)
-    if (ties := max(f.tie_rate for f in found.values())) >= TIES:
+    if (ties := max(f.tie_rate for f in found.values())) >= MANY_TIES:
         cure = "ties go to the leftmost slot" if float32 else "--dtype float32 tells most of them apart"
         words.append(f"Up to {ties:.0%} of the choices are ties: {cure}.")
     return [*words, advice(found, pick)], METHODS[pick], next_command(found, pick, case, typed, settings)
@@ -251,8 +273,9 @@ def next_command(found: Mapping[str, Figures], pick: str, case: Case, typed: str
     else:
         methods.append("sacm" if pick == "plain" else "top-probability")
         command = f"eval {case.source} --methods {','.join(methods)}"
+    code = ["--allow-code"] if case.task and case.task.executes else []
     owned = [s for s in settings if any(applied(method(name), parse([s]))[1] for name in methods)]
-    return " ".join(["unmask", command, *([typed] if typed else []), *(f"--set {shlex.quote(s)}" for s in owned)])
+    return " ".join(["unmask", command, *([typed] if typed else []), *code, *(f"--set {shlex.quote(s)}" for s in owned)])
 
 
 # ---------------------------------------------------------------- what is printed
@@ -264,10 +287,10 @@ def table(found: Mapping[str, Figures]) -> str:
     def share(value: float | None) -> str:
         return "-" if value is None else f"{value:.0%}"
 
-    heads = ("", "EOT", "empty", "flooded", "from step", "early", "ties", "follows", "right")
+    heads = ("", "EOT", "empty", "flooded", "from step", "early", "near", "ties", "follows", "right")
     lines = [
-        (name, f"{f.eot_ratio:.2f}", share(f.empty), share(f.flooded), "-" if f.flood_step is None else f"{f.flood_step:g} of {f.steps}",
-         share(f.early), share(f.tie_rate), share(f.agrees), "-" if f.right is None else f"{count(f)}/{f.rows}")
+        (name, f"{f.eot_ratio:.2f}", share(f.empty), share(f.flooded), "-" if f.flood_step is None else f"{f.flood_step:g}/{f.steps}",
+         share(f.early), share(f.near), share(f.tie_rate), share(f.agrees), "-" if f.right is None else f"{count(f)}/{f.rows}")
         for name, f in found.items()
     ]  # fmt: skip
     widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
@@ -279,15 +302,10 @@ def table(found: Mapping[str, Figures]) -> str:
 
 LEGEND = """EOT: share of end-of-text. empty: no letter or digit in the answer. flooded:
 half or more is end-of-text, from that step on. early: the answer begins in the
-first 15 % of the steps. follows: the answer follows from its own reasoning."""
+first 15 % of the steps. near: slots decoded in these within 14 of the anchor.
+follows: the answer follows from its own reasoning."""
 
 
 def record(found: Mapping[str, Figures], words: Sequence[str], method: str, command: str) -> dict[str, Any]:
     methods = {name: {"method": METHODS[name], **asdict(f)} for name, f in found.items()}
     return {"methods": methods, "verdict": list(words), "advised": method, "next": command}
-
-
-def flags(values: Mapping[str, Any]) -> str:
-    """Options as they are typed; those that were not given are left out."""
-    given = [(name.replace("_", "-"), value) for name, value in values.items() if value]
-    return " ".join(f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in given)

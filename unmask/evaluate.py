@@ -24,6 +24,7 @@ from unmask.tasks import Grade, Task
 from unmask.tasks.data import Loaded, Row
 
 EARLY = 0.15  # the paper's "first 15 % of steps"
+NEAR = 14  # slots from the anchor: kappa, how far the modulation reaches
 Example = dict[str, Any]
 
 
@@ -42,7 +43,7 @@ class Options:
     mode: str = ""  # of grading; the parity modes are recorded beside it anyway
     allow_code: bool = False
     unisolated: bool = False
-    model_options: Mapping[str, Any] = field(default_factory=dict)  # adapter, quantize, ...: part of the recipe
+    model_options: Mapping[str, Any] = field(default_factory=dict)  # quantize, revision: part of the recipe
 
 
 # ---------------------------------------------------------------- what is run
@@ -265,6 +266,14 @@ def answer_time(
         "early_answer": order[end] + 1 <= EARLY * forwards,
         "answer_progress": sum(when < order[end] for when in before) / len(before) if before else None,
     }
+
+
+def near_anchor(order: Sequence[int], forwards: int, early: float = EARLY) -> float | None:
+    """Of the slots that the first 15 % of the steps decoded, the share within NEAR slots of what was written before decoding;
+    None: nothing was. `early=1` is the share of all slots: what decoding anywhere alike would give."""
+    given = [slot for slot, when in enumerate(order) if when < 0]
+    hit = [slot for slot, when in enumerate(order) if 0 <= when < max(1, int(early * forwards))]
+    return sum(any(abs(slot - a) <= NEAR for a in given) for slot in hit) / len(hit) if given and hit else None
 
 
 def picture(task: Task, row: Row, root: Path | None) -> Any:

@@ -177,7 +177,7 @@ def tune(
     against = paired(right, sweep.right(default))
     record: dict[str, Any] = {
         "format": FORMAT, "version": 1,
-        "task": task.name, "model": model.name, "weights_sha256": model.weights_hash, "adapter": options.model_options.get("adapter"),
+        "task": task.name, "model": model.name, "weights_sha256": model.weights_hash, "adapter": model.adapter and str(model.adapter),
         "method": name, "settings": {"text": task.anchor, **(fixed or {}), **chosen._asdict()},
         "length": options.length or task.length, "steps": options.steps or max(1, round(strategy.pace * (options.length or task.length))),
         "split": "tuning", "rows": len(right), "data_sha256": data.sha256, "seed": options.seed,
@@ -299,16 +299,25 @@ def read(path: str | Path, task: str | None = None) -> dict[str, Any]:
     return record
 
 
-def check_model(path: str | Path, record: Mapping[str, Any], model: Any, adapter: str | None = None) -> None:
-    """Refuse settings that were tuned on other weights."""
-    if (record["weights_sha256"], record.get("adapter")) == (model.weights_hash, adapter):
+def check_model(path: str | Path, record: Mapping[str, Any], model: Any) -> None:
+    """Refuse settings that were tuned on other weights, an adapter's among them."""
+    if record["weights_sha256"] == model.weights_hash:
         return
 
-    def named(name: str, weights: str, adapter: str | None) -> str:
-        return f"{name} (weights {weights[:12]}{', adapter ' + adapter if adapter else ''})"
+    def named(name: str, weights: str, adapter: Any) -> str:
+        return f"{name} (weights {weights[:12]}{f', adapter {adapter}' if adapter else ''})"
 
-    made, here = named(record["model"], record["weights_sha256"], record.get("adapter")), named(model.name, model.weights_hash, adapter)
+    made = named(record["model"], record["weights_sha256"], record.get("adapter"))
+    here = named(model.name, model.weights_hash, model.adapter)
     raise UserError(f"{path} was tuned on {made}, this is {here}; {_by_hand(record)}")
+
+
+def otherwise(path: str | Path, record: Mapping[str, Any], runs: Mapping[str, tuple[int, int]]) -> str | None:
+    """A line that says so where the settings were tuned with another method, L or T than they are used with: `runs` are the
+    methods that have kappa, beta and gamma, each with its (L, T)."""
+    made = tuple(record.get(name) for name in ("method", "length", "steps"))
+    here = [f"{name} with L = {length}, T = {steps}" for name, (length, steps) in runs.items() if (name, length, steps) != made]
+    return f"{path} was tuned for {made[0]} with L = {made[1]}, T = {made[2]}; this is {' and '.join(here)}" if here else None
 
 
 def _by_hand(record: Mapping[str, Any]) -> str:

@@ -206,7 +206,8 @@ def outline(loading: Mapping[str, Any]) -> Any:
 
     dtype = loading.get("dtype") or ("float32" if loading["device"] == "cpu" else "auto")
     same = {key: loading.get(key) for key in ("revision", "frequencies")}
-    return unmask.load(loading["name"], **same, dtype=dtype, device_map={"": "meta"})
+    model = unmask.load(loading["name"], **same, dtype=dtype, device_map={"": "meta"})
+    return replace(model, adapter=Path(loading["adapter"]) if loading.get("adapter") else None)  # its files are hashed too
 
 
 def _anywhere(path: Any) -> Any:

@@ -73,7 +73,7 @@ class Unmask(TemplateLM):
         self.special = tuple(token for token in {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()} if token)
         self.identity = {
             "unmask": __version__, "pretrained": str(pretrained), "weights_sha256": self.model.weights_hash,
-            "loading": {name: str(value) for name, value in loading.items() if name != "device"},
+            "loading": {name: str(value) for name, value in loading.items() if name not in ("device", "adapter")},
             "dtype": str(next(self.model.module.parameters()).dtype), "settings": self.settings,
             "batch": self.batch, "mc_num": mc_num, "greedy": greedy,
         }  # fmt: skip

@@ -42,6 +42,7 @@ class Model:
     vocab: Vocab
     shift: bool = False  # of a wrapped module; ours know their own
     path: Path | None = field(default=None, repr=False)  # the checkpoint's directory, where it has one
+    adapter: Path | None = field(default=None, repr=False)  # the directory of the LoRA on it
 
     @property
     def device(self) -> torch.device:
@@ -107,9 +108,11 @@ class Model:
 
     @cached_property
     def weights_hash(self) -> str:
-        """sha256 of the weight files; of a sample of every file beyond 256 MB, which is quick and still tells files apart."""
+        """sha256 of the weight files, an adapter's and its scale among them, wherever they are; of a sample of every file beyond
+        256 MB, which is quick and still tells files apart."""
         digest = hashlib.sha256()
         files = sorted(self.path.glob("*.safetensors")) if self.path else []
+        files += sorted(self.adapter.glob("adapter_*")) if self.adapter else []  # weights and adapter_config.json
         for file in files:
             size = file.stat().st_size
             digest.update(f"{file.name}:{size};".encode())
@@ -177,7 +180,8 @@ def load(
     tokenizer = _tokenizer(where, config)
     module.eval().requires_grad_(False)
     vocab = Vocab(module.config.mask_token_id, _ends(module.config, tokenizer), _frequencies(where, frequencies, module))
-    return getattr(cls, "facade", Model)(str(name), module, tokenizer, vocab, path=where)
+    fitted = Path(adapter) if adapter is not None else None
+    return getattr(cls, "facade", Model)(str(name), module, tokenizer, vocab, path=where, adapter=fitted)
 
 
 def _checked(device: Any, dtype: Any) -> None:
