@@ -64,8 +64,9 @@ def connect(address: str | None, cpus: int) -> None:
             library.init(**options)
     except Exception as error:  # Ray has many ways to say no
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        where = f"there is no Ray cluster to join at {address}" if address else "Ray does not start on this machine"
-        raise UserError(f"{where}: {why}") from None
+        if address is None:
+            raise UserError(f"Ray does not start on this machine; is it very busy? ({why})") from None
+        raise UserError(f"no Ray cluster could be joined at {address}; if it has a token, set RAY_AUTH_TOKEN ({why})") from None
 
 
 class Worker:
