@@ -273,7 +273,8 @@ def test_a_file_of_another_task_or_model_is_refused_by_name(settings, folder, tm
 
 
 def test_eval_says_where_the_file_was_tuned_otherwise(settings, folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "replicas", lambda args: (_ for _ in ()).throw(UserError("stop here")))
+    monkeypatch.setattr(cli, "replicas", lambda args: nullcontext((None, None)))
+    monkeypatch.setattr("unmask.evaluate.evaluate", lambda *a: (_ for _ in ()).throw(UserError("stop here")))
 
     def said(*argv):
         with pytest.raises(SystemExit):

@@ -666,6 +666,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
     task = find(args.task)
     from unmask import evaluate as evaluation
+    from unmask import tune
     from unmask.methods import method
     from unmask.report import Progress, table_of_summary
 
@@ -676,14 +677,6 @@ def evaluate(args: argparse.Namespace) -> None:
     if unused := set(wanted) - {key for _, used in found.values() for key in used}:
         raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
     check_code(task, args)
-    if args.settings_file:
-        from unmask import tune
-
-        length = args.length or task.length
-        runs = {name: (length, args.steps or max(1, round(strategy.pace * length)))
-                for name, (strategy, used) in found.items() if set(tune.GRID) <= set(used)}  # fmt: skip
-        if line := tune.otherwise(args.settings_file, tune.read(args.settings_file), runs):
-            print(f"unmask: {line}", file=sys.stderr)
     skip = args.bad_rows == "skip"
     data = task.tuning_rows(args.data, skip) if args.split == "tuning" else task.rows.load(task.name, args.data, skip)
     data = evaluation.illustrated(task, data, skip, args.limit)
@@ -698,7 +691,12 @@ def evaluate(args: argparse.Namespace) -> None:
         model_options={name: str(value) for name in ("quantize", "revision") if (value := getattr(args, name))},
     )
     out = args.out or f"runs/{Path(args.model).name}-{task.name}"
+    length = args.length or task.length
+    tuned = {name: (length, args.steps or max(1, round(strategy.pace * length)))
+             for name, (strategy, used) in found.items() if set(tune.GRID) <= set(used)}  # fmt: skip
     with replicas(args) as (model, pool), Progress(sys.stderr) as bar:
+        if args.settings_file and (line := tune.otherwise(args.settings_file, tune.read(args.settings_file), tuned)):
+            print(f"unmask: {line}", file=sys.stderr)
         methods = {name: strategy for name, (strategy, _) in found.items()}
         summary = evaluation.evaluate(model, task, methods, data, shots, options, out, bar, pool)
     print(json.dumps(summary, ensure_ascii=False) if args.json else table_of_summary(summary))
