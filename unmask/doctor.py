@@ -221,7 +221,7 @@ def verdict(
     crowded = crowds(anchored), anchored.near, sacm.near, "the first slots near it"
     for ill, alone, modulated, what in (hasty, crowded):
         if ill and alone is not None and modulated is not None:
-            change = "brings that down to" if modulated <= alone / 2 else "hardly changes that:"
+            change = "brings that down to" if modulated <= alone / 2 else "leaves"
             words.append(f"The anchor alone has {alone:.0%} of {what}; SACM {change} {modulated:.0%}.")
     if anchored.agrees is not None and sacm.agrees is not None:
         shares = f"{anchored.agrees:.0%} with the anchor, {sacm.agrees:.0%} with SACM"
