@@ -200,6 +200,15 @@ def test_an_outline_names_the_run_as_the_model_does(tmp_path, kind):
     assert made[0] == made[1]
 
 
+def test_a_path_is_the_same_for_every_process_and_the_run_keeps_the_name_that_was_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "mine").mkdir()
+    assert Workers({"name": "tiny"}, 1).loading["name"] == "tiny"  # the bundled one, as without workers
+    here = Workers({"name": "./mine"}, 1)
+    assert here.loading["name"] == str(tmp_path / "mine") and here.name == "./mine"
+
+
 def test_other_weights_on_a_worker_are_refused():
     known = {**fingerprint(outline({"name": "tiny", "device": "cpu"})), "weights hash": "0" * 64}
     with pytest.raises(UserError, match=r"the weights hash of tiny on .* is \w{12}, and 000000000000 here"):

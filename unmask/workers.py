@@ -48,6 +48,8 @@ def connect(address: str | None, cpus: int) -> None:
     else:
         options["address"] = address
         host, _, port = address.rpartition("://")[2].rpartition(":")
+        if not port.isdigit() and address != "auto":
+            raise UserError(f"--ray-address is HOST:PORT, as in 10.0.0.1:6379, or auto; not {address!r}")
         if port.isdigit():  # Ray itself would try for minutes
             try:
                 socket.create_connection((host, int(port)), timeout=5).close()
@@ -105,7 +107,8 @@ class Workers:
             raise UserError(f"each worker has a device of its own: --device cuda with --workers, not {loading['device']}")
         self.count, self.address = count, address
         self.loading = {**loading, **{key: _anywhere(loading.get(key)) for key in ("name", "adapter", "frequencies")}}
-        self.threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
+        self.threads = threads or int((os.environ.get("OMP_NUM_THREADS") or "1").split(",")[0])
+        self.name = str(loading["name"])  # as it was typed: it is part of a run's recipe
         self.idle: list[Any] = []
         self.busy: dict[Any, tuple[Any, Batch | str]] = {}  # a promise -> who gave it, and for what
 
@@ -116,7 +119,7 @@ class Workers:
             connect(self.address, self.count * self.threads)
         try:
             self._place()
-            self.model = outline(self.loading)
+            self.model = replace(outline(self.loading), name=self.name)
             for _ in range(self.count):
                 self._start()
         except BaseException:
@@ -212,8 +215,12 @@ def outline(loading: Mapping[str, Any]) -> Any:
 
 
 def _anywhere(path: Any) -> Any:
-    """A path that means the same in another process's folder; a name stays a name."""
-    return path if path is None or not Path(path).expanduser().exists() else str(Path(path).expanduser().absolute())
+    """A path that means the same in another process's folder; a name, of a bundled model too, stays a name."""
+    from unmask.models import BUNDLED
+
+    if path is None or (BUNDLED / str(path)).is_dir() or not Path(path).expanduser().exists():
+        return path
+    return str(Path(path).expanduser().absolute())
 
 
 def _portable(batch: Batch) -> Batch:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from unmask import __version__
 from unmask.algorithm import Strategy, decode
 from unmask.canvas import Canvas
 from unmask.errors import UserError
-from unmask.evaluate import adapted, partition
+from unmask.evaluate import adapted, frequency_hash, partition
 from unmask.generation import generate
 from unmask.harness.likelihood import Pair, log_likelihoods
 from unmask.methods import method
@@ -73,7 +74,8 @@ class Unmask(TemplateLM):
         self.special = tuple(token for token in {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()} if token)
         self.identity = {
             "unmask": __version__, "pretrained": str(pretrained), "weights_sha256": self.model.weights_hash,
-            "loading": {name: str(value) for name, value in loading.items() if name not in ("device", "adapter")},
+            "loading": {name: str(value) for name, value in loading.items() if name not in ("device", "adapter", "frequencies")},
+            "frequency_sha256": frequency_hash(self.model),
             "dtype": str(next(self.model.module.parameters()).dtype), "settings": self.settings,
             "batch": self.batch, "mc_num": mc_num, "greedy": greedy,
         }  # fmt: skip
@@ -254,7 +256,7 @@ class Unmask(TemplateLM):
         self._device = torch.device("cpu")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if not distributed.is_initialized():
-                distributed.init_process_group("gloo")
+                distributed.init_process_group("gloo", timeout=timedelta(days=7))  # the first rank to finish waits for the last
                 atexit.register(distributed.destroy_process_group)
             self._rank, self._world_size = distributed.get_rank(), distributed.get_world_size()
 
