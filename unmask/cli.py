@@ -843,17 +843,17 @@ def doctor(args: argparse.Namespace) -> None:
     "reproduce", "the paper's tables and figures by name: plan, run what is missing, and write one page of results",
     """
   unmask reproduce list
-  unmask reproduce all --model tiny                   in small, on the bundled model: about half an hour on 2 cores
+  unmask reproduce all --model tiny --workers 2       in small, on the bundled model: under half an hour on 2 cores
   unmask reproduce parallelism --data benchmarks/     on the paper's own weights, from the Hub
   unmask reproduce main --model ./LLaDA-8B-Instruct --limit 100 --plan
   the same command again goes on after a crash, and decodes nothing twice""",
     option("name", metavar="NAME", help="an experiment, all, or list"),
     option("--model", action="append", default=[], metavar="DIR_OR_ID",
            help="tiny: everything in small; or your copies of the paper's checkpoints (repeatable; default: from the Hub)"),
-    option("--limit", type=int, metavar="N", help="rows a task (default: all; on the bundled model 50, or 32 tuning rows)"),
-    option("--out", default="runs/reproduce", metavar="DIR", help="runs, results.md and results.html (default: %(default)s)"),
+    option("--limit", type=int, metavar="N", help="rows a task (default: all; on the bundled model 50, or 24 tuning rows)"),
+    option("--out", default="runs/reproduce", metavar="DIR", help="runs, results.md and .html, or results-NAME (default: %(default)s)"),
     option("--data", metavar="DIR", help="the folder that holds the benchmarks (default: $UNMASK_DATA, else the Hub)"),
-    option("--batch", type=int, metavar="N", help="rows decoded together (default: 8; on the bundled model 60, shared out to the workers)"),
+    option("--batch", type=int, metavar="N", help="rows decoded together (default: 8; on the bundled model half of the rows, at most 32)"),
     WORKERS,
     option("--plan", action="store_true", help="say what would be run and about how long it takes, and stop"),
     option("--allow-code", action="store_true", help="run generated code (HumanEval, MBPP) in a sandbox"),
@@ -873,12 +873,14 @@ def reproduce(args: argparse.Namespace) -> None:
         if least is not None and least < 1:
             raise UserError(f"--{name} is at least 1, not {least}")
     setting = paper.Setting(
-        tuple(args.model), Path(args.out), args.data or os.environ.get("UNMASK_DATA"), args.limit, args.batch, args.allow_code,
-        args.unisolated_code, {name: getattr(args, name) for name in ("device", "dtype", "quantize", "device_map", "frequencies")},
+        tuple(name.rstrip("/") for name in args.model), Path(args.out), args.data or os.environ.get("UNMASK_DATA"), args.limit,
+        args.batch, args.allow_code, args.unisolated_code,
+        {name: getattr(args, name) for name in ("device", "dtype", "quantize", "device_map", "frequencies")},
         args.workers, args.ray_address,
     )  # fmt: skip
     if args.ray_address and not args.workers:
         raise UserError("--ray-address says where the workers are; say how many with --workers N")
+    paper.check(setting.given)
     if args.name == "list":
         found = paper.listing(setting)
         print(markdown(found, list(found[0])), end="")
@@ -887,9 +889,10 @@ def reproduce(args: argparse.Namespace) -> None:
     shelf = paper.Shelf(setting.loading)
     book = paper.planned(experiments, setting, shelf, download=not args.plan)
     lines = paper.plan_lines(experiments, book, setting)
-    print(markdown(lines, list(lines[0])))
-    print(f"about {paper.clock(sum(job.seconds for job in book.missing))} for {sum(job.forwards for job in book.missing)} forwards at most,"
-          f" in {len(book.missing)} runs; results in {args.out}", flush=True)  # fmt: skip
+    print(markdown(lines, [column for column in lines[0] if column != "seconds"]))
+    seconds, forwards, todo = (sum(line[column] for line in lines) for column in ("seconds", "forwards", "to do"))
+    about = f"about {paper.clock(seconds)} for " if seconds else ""  # workers are not timed
+    print(f"{about}{forwards} forwards at most, in {todo} runs; results in {args.out}", flush=True)
     if args.plan:
         return
     with paper.Bar(sys.stderr, sum(job.forwards for job in book.missing)) as bar:
@@ -898,7 +901,7 @@ def reproduce(args: argparse.Namespace) -> None:
     given += [word for name in ("limit", "batch", "workers") if (value := getattr(args, name)) for word in (f"--{name}", str(value))]
     made = page.blocks(experiments, book, setting, shlex.join(["unmask", "reproduce", args.name, *given]))
     print(page.told(made))
-    for file in page.write(made, setting.out):
+    for file in page.write(made, setting.out, "results" if args.name == "all" else f"results-{args.name}"):
         print(file)
 
 

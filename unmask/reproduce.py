@@ -44,9 +44,19 @@ def directory(name: str) -> Path | None:
     if name.count("/") == 1:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(name, "config.json")
+        try:
+            found = try_to_load_from_cache(name, "config.json")
+        except ValueError:  # it cannot be a hub id
+            return None
         return Path(found).parent if isinstance(found, str) else None
     return None
+
+
+def check(given: Sequence[str]) -> None:
+    """A folder that is not there is a slip of the pen; a hub id may still be fetched."""
+    for name in given:
+        if directory(name) is None and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
+            raise UserError(f"there is no checkpoint {name!r}: neither a folder with a config.json nor a hub id such as {HUB['LLaDA']}")
 
 
 def response_length(name: str) -> int | None:
@@ -86,9 +96,9 @@ def checkpoint(model: str, method: str, given: Sequence[str]) -> str:
     raise Absent(f"weights of {wanted} are missing; add --model {wanted if '/' in wanted else 'DIR'}")
 
 
-def same_model(cell: Cell, where: str) -> bool:
-    """May a difference to the paper's number be taken?"""
-    return cell.beside and paper.family(where) == cell.source.model
+def same_model(cell: Cell, where: str, chosen: Mapping[str, Any]) -> bool:
+    """May a difference to the paper's number be taken? Not of quantised weights."""
+    return cell.beside and paper.family(where) == cell.source.model and not chosen.get("quantize")
 
 
 # ---------------------------------------------------------------- the plan
@@ -105,8 +115,9 @@ class Job:
     shots: Loaded | None
     options: evaluation.Options
     forwards: int  # at most
-    seconds: float  # about
+    seconds: float  # about; 0: not timed
     stem: str  # of its files
+    device: str
 
     @property
     def rows(self) -> int:
@@ -128,6 +139,7 @@ class Book:
     jobs: dict[Run, Job] = field(default_factory=dict)
     absent: dict[Run, str] = field(default_factory=dict)  # why it was not run here
     speeds: dict[str, dict[str, Any]] = field(default_factory=dict)  # efficiency, by experiment
+    untimed: dict[str, str] = field(default_factory=dict)  # why there is none
     weights: dict[str, str] = field(default_factory=dict)  # checkpoint: hash
     missing: list[Job] = field(default_factory=list)
     wall: float = 0.0
@@ -174,21 +186,44 @@ class Shelf:
 
         if name != self.name:
             self.clear()
-            if directory(name) is None:
-                try:
-                    reachable()
-                except OSError:
-                    raise Absent(f"weights of {name} are missing; download them and pass --model DIR, a folder of that name") from None
-            try:
-                self.model = unmask.load(name, **self.loading)  # type: ignore[assignment]
-            except UserError as error:
-                raise Absent(f"weights of {name} are missing: {error}") from None
+            self.model = present(name, lambda: unmask.load(name, **self.loading))  # type: ignore[assignment]
             self.name = name
         return self.model
 
 
+def present(name: str, load: Callable[[], Any]) -> Any:
+    """What `load` makes of a checkpoint; Absent where there are no weights. What else is wrong, a flag say, is an error."""
+    if directory(name) is None:
+        try:
+            reachable()
+        except OSError:
+            raise Absent(f"weights of {name} are missing; download them and pass --model DIR, a folder of that name") from None
+    try:
+        return load()
+    except UserError as error:
+        where = directory(name)
+        if where and any(where.glob("*.safetensors")):
+            raise
+        raise Absent(f"weights of {name} are missing: {error}") from None
+
+
+def outlined(name: str, setting: Setting) -> Any:
+    """The model without weights, as the workers will have it: they alone need the memory."""
+    from unmask.workers import Workers, outline
+
+    loading = Workers({"name": name, **setting.loading}, setting.workers or 1, setting.ray_address).loading
+    return present(name, lambda: outline({**loading, "device": loading.get("device") or default_device()}))
+
+
+def default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def planned(experiments: Sequence[Experiment], setting: Setting, shelf: Shelf, download: bool = True) -> Book:
-    """Which runs there are, which of them are done, and about how long the others take: a forward is timed first."""
+    """Which runs there are, which of them are done, and about how long the others take: a forward is timed, if this process
+    is the one that decodes."""
     book, length = Book(), small_length(setting.given)
     runs: dict[str, list[Run]] = {}
     for run in dict.fromkeys(c.run for e in experiments for c in e.cells(length, setting.limit)):
@@ -201,7 +236,7 @@ def planned(experiments: Sequence[Experiment], setting: Setting, shelf: Shelf, d
         try:
             if not download and directory(name) is None:
                 raise Absent(f"weights of {name} are missing; --plan does not download them")
-            model = shelf(name)
+            model = outlined(name, setting) if setting.workers else shelf(name)
         except Absent as why:
             book.absent |= dict.fromkeys(wanted, str(why))
             continue
@@ -247,7 +282,7 @@ def _remembered(setting: Setting) -> Callable[[Run], tuple[Loaded, Loaded | None
 def _job(model: Any, run: Run, name: str, setting: Setting, load: Any, pace: dict[Any, tuple[float, float]], small: int | None) -> Job:
     task = find(run.task)
     data, shots = load(run)
-    batch = setting.batch or (math.ceil(min(len(data.rows), 60) / (setting.workers or 1)) if small else 8)
+    batch = setting.batch or default_batch(len(data.rows), small)
     chosen = {key: str(value) for key in ("quantize", "revision") if (value := setting.loading.get(key))}
     options = evaluation.Options(length=run.length, steps=run.steps, batch=batch, allow_code=setting.allow_code,
                                  unisolated=setting.unisolated, model_options=chosen)  # fmt: skip
@@ -255,14 +290,20 @@ def _job(model: Any, run: Run, name: str, setting: Setting, load: Any, pace: dic
     if any(type(rule).__name__ == "Calibrate" for rule in run.strategy.modifiers) and model.vocab.frequency is None:
         raise Absent("UNCODE needs a token frequency table: `unmask frequencies CORPUS --model M -o FILE`, then --frequencies FILE")
     if (run.task, run.split) not in pace:
-        pace[run.task, run.split] = timed(model, task, data, shots, run.length, batch)
+        pace[run.task, run.split] = (0.0, 0.0) if setting.workers else timed(model, task, data, shots, run.length, batch)
     per, prompt = pace[run.task, run.split]
     most = bound(run)
     identity = evaluation.recipe(model, task, run.strategy, data, shots, options, options.seed)
     folder = setting.out / "runs" / f"{Path(name).name}-{run.task}"
     stem = f"{run.method}-{evaluation.digest(identity)[:12]}"  # as `evaluate` names its files
-    seconds = most * len(data.rows) * (prompt + run.length) * per / (setting.workers or 1)
-    return Job(run, name, folder, data, shots, options, most * math.ceil(len(data.rows) / batch), seconds, stem)
+    seconds = most * len(data.rows) * (prompt + run.length) * per
+    device = setting.loading.get("device") or default_device() if setting.workers else str(model.device)
+    return Job(run, name, folder, data, shots, options, most * math.ceil(len(data.rows) / batch), seconds, stem, device)
+
+
+def default_batch(rows: int, small: int | None) -> int:
+    """In small a run is two batches, so that two workers share it: a batch is part of the recipe, how many workers there are is not."""
+    return min(math.ceil(rows / 2), 32) if small else 8
 
 
 def timed(model: Any, task: Any, data: Loaded, shots: Loaded | None, length: int, batch: int) -> tuple[float, float]:
@@ -291,7 +332,7 @@ def plan_lines(experiments: Sequence[Experiment], book: Book, setting: Setting) 
         jobs = [book.jobs[run] for run in runs if run in book.jobs and (run not in counted or e.kind == "efficiency")]
         absent = [book.absent[run] for run in runs if run in book.absent]
         if e.kind == "efficiency":  # every row is decoded alone
-            left = [job for job in jobs if not speed_file(jobs).exists()]
+            left = [job for job in jobs if not speed_file(jobs, job.device).exists()]
             forwards = sum(bound(job.run) * job.rows for job in left)
         else:
             counted |= {job.run for job in jobs}
@@ -302,7 +343,7 @@ def plan_lines(experiments: Sequence[Experiment], book: Book, setting: Setting) 
         if absent:
             why = absent[0] if len(absent) == len(runs) else f"{len(absent)} runs: {absent[0]}"
         lines.append({"experiment": e.name, "runs": len(runs), "to do": todo, "forwards": forwards,
-                      "about": clock(seconds) if todo else "", "not run here": why})  # fmt: skip
+                      "about": clock(seconds) if seconds else "", "seconds": seconds, "not run here": why})  # fmt: skip
     return lines
 
 
@@ -319,10 +360,10 @@ def listing(setting: Setting) -> list[dict[str, Any]]:
     for e in EXPERIMENTS.values():
         cells = list(e.cells(length, setting.limit))
         runs = list(dict.fromkeys(c.run for c in cells if not length or c.run.model == "LLaDA"))
-        batch = 1 if e.kind == "efficiency" else setting.batch or (60 if length else 8)
         forwards = 0
         for run in runs:
             rows = min(run.count or 10**9, 10**9 if run.split == "tuning" else paper.ROWS.get(run.task, 10**9))
+            batch = 1 if e.kind == "efficiency" else setting.batch or default_batch(rows, length)
             forwards += bound(run) * math.ceil(rows / batch)
         models = ", ".join(dict.fromkeys(run.model for run in runs))
         shown = (setting.given[0] if length else models) if runs else "not run here"
@@ -350,24 +391,28 @@ def reproduce(
     with evaluation.locked(setting.out):
         for name in book.weights:
             jobs = [job for job in book.missing if job.checkpoint == name]
-            with crew(name, setting, shelf) if jobs else nullcontext((None, None)) as (model, pool):
-                for job in jobs:
-                    started = time.perf_counter()
-                    try:
-                        _decode(model, job, pool, report)
-                    except UserError as error:
-                        book.absent[job.run] = str(error)
-                    record = job.record()
-                    figure = f"{100 * record['summary']['accuracy']:.1f} %" if record else book.absent.get(job.run, "")
-                    tell(f"{job.run.task} {job.run.method}: {figure} ({job.rows} rows, {clock(time.perf_counter() - started)})")
+            try:
+                with crew(name, setting, shelf) if jobs else nullcontext((None, None)) as (model, pool):
+                    for job in jobs:
+                        started = time.perf_counter()
+                        try:
+                            _decode(model, job, pool, report)
+                        except UserError as error:
+                            book.absent[job.run] = str(error)
+                        record = job.record()
+                        figure = f"{100 * record['summary']['accuracy']:.1f} %" if record else book.absent.get(job.run, "")
+                        tell(f"{job.run.task} {job.run.method}: {figure} ({job.rows} rows, {clock(time.perf_counter() - started)})")
+            except Absent as why:  # weights that were there when it was planned
+                book.absent |= {job.run: str(why) for job in jobs}
         for e in experiments:
-            if e.kind == "efficiency":
-                jobs = [book.jobs[c.run] for c in e.cells(length, setting.limit) if c.run in book.jobs]
+            jobs = [book.jobs[c.run] for c in e.cells(length, setting.limit) if c.run in book.jobs] if e.kind == "efficiency" else []
+            if jobs:
                 try:
-                    if jobs:
-                        book.speeds[e.name] = speeds(shelf(jobs[0].checkpoint), jobs)
-                except UserError as error:
-                    book.absent |= dict.fromkeys((job.run for job in jobs), str(error))
+                    if setting.ray_address:
+                        raise Absent(f"seconds a sample are measured where the command runs: `unmask reproduce {e.name}` without --workers")
+                    book.speeds[e.name] = speeds(shelf(jobs[0].checkpoint), jobs)
+                except (UserError, Absent) as why:
+                    book.untimed[e.name] = str(why)
     book.wall = time.perf_counter() - begun
     return book
 
@@ -387,19 +432,19 @@ def crew(name: str, setting: Setting, shelf: Shelf) -> Iterator[tuple[Any, Any]]
 
 def _decode(model: Any, job: Job, pool: Any, report: Callable[[Job, int], None]) -> None:
     run = job.run
-    evaluation.evaluate(
+    summary = evaluation.evaluate(
         model, find(run.task), {run.method: run.strategy}, job.data, job.shots, job.options, job.folder,
         lambda name, done, total, right: report(job, done), pool,
     )  # fmt: skip
+    job.stem = Path(summary["methods"][run.method]["file"]).stem  # workers may have another device, and dtype, than was planned
 
 
 def speeds(model: Any, jobs: Sequence[Job]) -> dict[str, Any]:
     """Seconds of every sample decoded alone, as the paper's latency is; the methods take turns, so that what else the
     machine does falls on all of them. Kept in the folder: measured once on a machine."""
-    from unmask.bench import machine
     from unmask.generation import generate
 
-    first, file = jobs[0], speed_file(jobs)
+    first, file = jobs[0], speed_file(jobs, str(model.device))
     task = find(first.run.task)
     if file.exists():
         return json.loads(file.read_text())
@@ -416,16 +461,22 @@ def speeds(model: Any, jobs: Sequence[Job]) -> dict[str, Any]:
     for turn, prompt in enumerate(asked):
         for job in jobs if turn % 2 == 0 else jobs[::-1]:
             seconds[job.run.method].append(decode(job, prompt, job.run.steps))
-    found = {"machine": machine(), "length": first.run.length, "seconds": seconds}
+    found = {"machine": place(str(model.device)), "length": first.run.length, "seconds": seconds}
     first.folder.mkdir(parents=True, exist_ok=True)
     evaluation.write_whole(file, found)
     return found
 
 
-def speed_file(jobs: Sequence[Job]) -> Path:
+def place(device: str) -> dict[str, Any]:
+    """The machine, with the device that was used on it."""
     from unmask.bench import machine
 
-    key = {"machine": machine(), "stems": [job.stem for job in jobs]}  # a stem's hash is of the weights, too
+    about = machine()
+    return {**about, "device": f"{about['device']} ({device})" if device.startswith("cuda") else device}
+
+
+def speed_file(jobs: Sequence[Job], device: str) -> Path:
+    key = {"machine": place(device), "stems": [job.stem for job in jobs]}  # a stem's hash is of the weights, too
     return jobs[0].folder / f"speeds-{evaluation.digest(key)[:12]}.json"
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from unmask.evaluate import NEAR, near_anchor
 from unmask.experiments.tables import Cell, Claim, matches
 from unmask.reproduce import Book
-from unmask.statistics import Z, mean, paired, spread
+from unmask.statistics import Z, mcnemar, mean, spread
 
-HEADS = {"held": "Held", "open": "Not decided (the interval reaches both sides)", "failed": "Did not hold", "absent": "Not told"}
-
+HEADS = {"held": "Held", "open": "Not decided", "failed": "Did not hold", "absent": "Not told"}
+ENOUGH, SURE = 20, 0.05  # fewer rows, or a larger p, decide nothing
 
 FIGURES = {
     "correct": ("", lambda e: float(e["correct"])),
@@ -22,7 +22,7 @@ FIGURES = {
 
 
 class Gap(NamedTuple):
-    """a - b on the same rows, with its 95 % interval: bootstrap for accuracy, of the mean for the rest."""
+    """a - b on the same rows, with its 95 % interval."""
 
     a: float
     b: float
@@ -31,13 +31,11 @@ class Gap(NamedTuple):
     high: float
 
     @classmethod
-    def between(cls, x: Sequence[float], y: Sequence[float], accuracy: bool) -> Gap:
-        a, b = mean(x) or 0.0, mean(y) or 0.0
-        if accuracy:
-            test = paired([bool(v) for v in x], [bool(v) for v in y])
-            return cls(a, b, test.difference, *test.interval)
-        gaps = [v - w for v, w in zip(x, y, strict=True)]
-        reach = Z * spread(gaps) / math.sqrt(len(gaps))
+    def between(cls, x: Sequence[Sequence[float]], y: Sequence[Sequence[float]]) -> Gap:
+        """Means over the tasks of the means over a task's rows: a task of many rows counts no more than one of few."""
+        a, b = level(x), level(y)
+        gaps = [[v - w for v, w in zip(one, other, strict=True)] for one, other in zip(x, y, strict=True)]
+        reach = Z * math.sqrt(sum(spread(task) ** 2 / len(task) for task in gaps)) / len(gaps)
         return cls(a, b, a - b, a - b - reach, a - b + reach)
 
     def told(self, ours: str, theirs: str, what: str) -> str:
@@ -48,6 +46,27 @@ class Gap(NamedTuple):
             f"{round(scale * v, digits) + 0.0:.{digits}f}" for v in (self.a, self.b, abs(self.difference), low, high)
         )
         return f"{ours} {what}{a} is {gap} [{least}, {most}]{unit} {side} {theirs} {b}"
+
+
+def level(values: Sequence[Sequence[float]]) -> float:
+    return mean([mean(task) or 0.0 for task in values]) or 0.0
+
+
+def chance(x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], draws: int = 100_000) -> float:
+    """Two-sided p of so large a mean difference if a coin decided each row on which the two sides differ: McNemar's exact test
+    or, over several tasks, as many tosses of a seeded generator."""
+    pairs = [list(zip(one, other, strict=True)) for one, other in zip(x, y, strict=True)]
+    above, under = [sum(v > w for v, w in task) for task in pairs], [sum(v < w for v, w in task) for task in pairs]
+    if len(pairs) == 1:
+        return mcnemar(above[0], under[0])
+    import torch
+
+    differ = torch.tensor([a + b for a, b in zip(above, under, strict=True)], dtype=torch.float64)
+    rows = torch.tensor([len(task) for task in pairs], dtype=torch.float64)
+    seen = abs(sum((a - b) / len(task) for a, b, task in zip(above, under, pairs, strict=True)))
+    heads = torch.binomial(differ.expand(draws, -1), torch.full((draws, len(pairs)), 0.5, dtype=torch.float64),
+                           generator=torch.Generator().manual_seed(0))  # fmt: skip
+    return float((((2 * heads - differ) / rows).sum(1).abs() >= seen - 1e-9).double().mean())
 
 
 def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | None:
@@ -69,25 +88,30 @@ def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | N
     if not tasks:
         return "absent", f"{ours[0][0].label} and {theirs[0][0].label} were not run on the same task"
 
-    def values(found: Sequence[Cell], of: str) -> list[float]:
+    def values(found: Sequence[Cell], of: str) -> list[list[float]]:
         figure = FIGURES[of][1]
-        return [figure(e) for task in tasks for cell in found if cell.run.task == task for e in book.examples(cell.run)]
+        return [[figure(e) for cell in found if cell.run.task == task for e in book.examples(cell.run)] for task in tasks]
 
-    weakest = min(ours, key=lambda found: mean(values(found, "correct")) or 0.0)
-    strongest = max(theirs, key=lambda found: mean(values(found, "correct")) or 0.0)
+    weakest = min(ours, key=lambda found: level(values(found, "correct")))
+    strongest = max(theirs, key=lambda found: level(values(found, "correct")))
     x, y = values(weakest, claim.of), values(strongest, claim.of)
-    if len(x) != len(y):
+    if [len(task) for task in x] != [len(task) for task in y]:
         return "absent", f"{weakest[0].label} and {strongest[0].label} were not run on the same rows"
-    gap = Gap.between(x, y, claim.of == "correct")
+    gap, n = Gap.between(x, y), sum(len(task) for task in x)
     clause = gap.told(weakest[0].label, strongest[0].label, FIGURES[claim.of][0])
     clause += f", the strongest of {len(theirs)}" if len(theirs) > 1 else ""
     clause += f", the weakest of {len(ours)}" if len(ours) > 1 else ""
-    clause += f", n = {len(x)}"
-    floor = 0.0
+    clause += f", mean over {len(tasks)} tasks" if len(tasks) > 1 else ""
+    clause += f", n = {n}"
+    floor, decided = 0.0, n >= ENOUGH
     if claim.within is not None:
         floor = -claim.within / 100
         clause += f" (robust here: at most {claim.within:g} points under)"
-    return ("held" if gap.low > floor else "failed" if gap.high < floor else "open"), clause
+    elif claim.of == "correct":
+        p = chance(x, y)
+        decided = decided and p < SURE
+        clause += f", p = {p:.3f}" if p >= 0.001 else ", p < 0.001"
+    return ("open" if not decided else "held" if gap.low > floor else "failed" if gap.high < floor else "open"), clause
 
 
 def sentence(claims: Sequence[Claim], cells: Sequence[Cell], book: Book) -> str:

@@ -11,20 +11,20 @@ import re
 import shutil
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
-from unmask import __version__
 from unmask.errors import UserError
 from unmask.experiments import paper
-from unmask.experiments.claims import sentence
+from unmask.experiments.claims import ENOUGH, SURE, sentence
 from unmask.experiments.tables import LONGEST, PLACES, Cell, Experiment, eot_ratio
 from unmask.figures import BINS, early
 from unmask.report import markdown, shown
-from unmask.reproduce import Book, Setting, clock, same_model, small_length
+from unmask.reproduce import Book, Job, Setting, clock, same_model, small_length
 from unmask.statistics import paired
 from unmask.tasks import find
 from unmask.tune import GRID, Point, points, search
@@ -36,29 +36,55 @@ COST = 0.95  # of the plain throughput: what "negligible overhead" is taken for
 # ---------------------------------------------------------------- tables
 
 
-def accuracy_rows(e: Experiment, cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
+def accuracy_rows(cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
+    """Model by model, a task's rows together: what is compared stands together; then the averages over the tasks."""
     rows = []
-    tasks = list(dict.fromkeys(cell.run.task for cell in cells))  # a task's rows together: what is compared stands together
-    for cell in sorted(cells, key=lambda cell: (cell.source.model, tasks.index(cell.run.task))):
-        run, record = cell.run, book.record(cell.run)
-        published = cell.source.accuracy if cell.beside else None
-        row: dict[str, Any] = {"task": run.task, "method": run.method, "settings": settings(cell), "L": run.length,
-                               "T": run.steps or (run.length // 2 if run.strategy.pace == 0.5 else "its own")}  # fmt: skip
-        if len({c.source.model for c in cells}) > 1:
-            row = {"model": cell.source.model, **row}
-        if record:
-            summary = record["summary"]
-            ours = 100 * summary["accuracy"]
-            row |= {"n": summary["rows"], "ours": ours, "95 %": "{:.1f} to {:.1f}".format(*(100 * x for x in summary["interval"]))}
-            row |= {"paper": published, "EOT": summary["eot_ratio"], "NFE": f"{summary['nfe']:.0f}"}
-            if published is not None and same_model(cell, book.jobs[run].checkpoint):
-                row["difference"] = f"{ours - published:+.2f}"
-        else:
-            row |= {"ours": "not run here", "paper": published}
-        if (ratio := eot_ratio(cell) if cell.beside else None) is not None:
-            row["paper's EOT"] = ratio
-        rows.append(row)
-    return rows
+    for model in dict.fromkeys(cell.source.model for cell in cells):
+        mine = [cell for cell in cells if cell.source.model == model]
+        tasks = list(dict.fromkeys(cell.run.task for cell in mine))
+        rows += [{"model": model, **accuracy_row(cell, book)} for task in tasks for cell in mine if cell.run.task == task]
+        for key in dict.fromkeys(cell.configuration for cell in mine) if len(tasks) > 1 else ():
+            same = [cell for cell in mine if cell.configuration == key]
+            if len(same) == len(tasks):
+                rows.append({"model": model, **average_row(same, book)})
+    return rows if len({row["model"] for row in rows}) > 1 else [{k: v for k, v in row.items() if k != "model"} for row in rows]
+
+
+def accuracy_row(cell: Cell, book: Book) -> dict[str, Any]:
+    run, record = cell.run, book.record(cell.run)
+    published = cell.source.accuracy if cell.beside else None
+    row: dict[str, Any] = {"task": run.task, "method": run.method, "settings": settings(cell), "L": run.length,
+                           "T": run.steps or (run.length // 2 if run.strategy.pace == 0.5 else "its own")}  # fmt: skip
+    if record:
+        summary = record["summary"]
+        ours = 100 * summary["accuracy"]
+        row |= {"n": summary["rows"], "ours": ours, "95 %": "{:.1f} to {:.1f}".format(*(100 * x for x in summary["interval"]))}
+        row |= {"paper": published, "EOT": summary["eot_ratio"], "NFE": f"{summary['nfe']:.0f}"}
+        if published is not None and same_model(cell, book.jobs[run].checkpoint, book.jobs[run].options.model_options):
+            row["difference"] = f"{ours - published:+.2f}"
+    else:
+        row |= {"ours": "not run here", "paper": published}
+    if (ratio := eot_ratio(cell) if cell.beside else None) is not None:
+        row["paper's EOT"] = ratio
+    return row
+
+
+def average_row(cells: Sequence[Cell], book: Book) -> dict[str, Any]:
+    """A method over its tasks, each counting alike, ours and the paper's; the interval is put together of the tasks'."""
+    rows, records = [accuracy_row(cell, book) for cell in cells], [book.record(cell.run) for cell in cells]
+    found = {"task": f"average of {len(cells)}", "method": rows[0]["method"], "ours": "not run here"}
+    found["settings"] = rows[0]["settings"] if len({row["settings"] for row in rows}) == 1 else "as above"
+    if all(cell.beside for cell in cells):
+        found["paper"] = sum(row["paper"] for row in rows) / len(rows)
+    if all(records):
+        summaries = [record["summary"] for record in records if record]
+        ours = sum(s["accuracy"] for s in summaries) / len(rows)
+        low, high = (math.hypot(*(s["accuracy"] - s["interval"][side] for s in summaries)) / len(rows) for side in (0, 1))
+        found |= {"n": sum(s["rows"] for s in summaries), "ours": 100 * ours}
+        found["95 %"] = f"{100 * (ours - low):.1f} to {100 * (ours + high):.1f}"
+        if all("difference" in row for row in rows):
+            found["difference"] = f"{100 * ours - found['paper']:+.2f}"
+    return found
 
 
 COLUMNS = ("model", "task", "method", "settings", "L", "T", "NFE", "n", "ours", "95 %", "paper", "difference", "EOT", "paper's EOT")
@@ -141,18 +167,19 @@ def sweep_blocks(cells: Sequence[Cell], book: Book) -> list[Block]:
             sweep = search(everywhere, theirs, [len(next(iter(outcomes.values())))], lambda some, *_, seen=outcomes: seen, False)
             best, other = sweep.right(sweep.chosen), sweep.right(theirs)
             test = paired(best, other)
-            equal = sum(paired(sweep.right(p), best).interval[1] >= 0 for p in outcomes)
+            equal = sum(paired(sweep.right(p), best).interval[1] >= 0 for p in outcomes if p != sweep.chosen)
             row |= {"n": len(best), "ours": str(sweep.chosen), "accuracy": 100 * sum(best) / len(best),
                     "accuracy of the paper's": 100 * sum(other) / len(other),
                     "difference": f"{100 * test.difference:.1f} [{100 * test.interval[0]:.1f}, {100 * test.interval[1]:.1f}]"}  # fmt: skip
             same = "the paper's own point" if sweep.chosen == theirs else f"{sweep.chosen}, {row['difference']} points above the paper's"
-            clauses.append(f"on {task} the sweep chooses {same}; {equal} of {len(outcomes)} points are not told apart from it by "
-                           f"{len(best)} rows")  # fmt: skip
+            clauses.append(f"on {task} the sweep chooses {same}; {equal} of the other {len(outcomes) - 1} points are not told apart "
+                           f"from it by {len(best)} rows")  # fmt: skip
         rows.append(row)
     columns = ("task", "points", "n", "ours", "accuracy", "paper", "accuracy of the paper's", "difference")
     blocks: list[Block] = [("table", ordered(rows, columns))]
     if clauses:
-        blocks.append(("p", f"**Found:** {'; '.join(clauses)}. Of equals the one nearest the paper's is chosen."))
+        blocks.append(("p", f"**Found:** {'; '.join(clauses)}. Of equals the one nearest the paper's is chosen. The difference is on the "
+                            "rows it was chosen on, which flatters it."))  # fmt: skip
     return blocks
 
 
@@ -173,7 +200,7 @@ def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, comm
     page: list[Block] = [("h1", f"The paper's tables, run on {model}"), ("p", f"Made by `{command}` on {time.strftime('%Y-%m-%d')}.")]
     weights = "; ".join(f"`{name}` sha256 `{value[:16]}`" for name, value in book.weights.items()) or "none"
     page.append(("p", f"{len(done)} runs, {sum(job.rows for job in done)} responses; decoding them took {clock(decoded)} (this command: "
-                      f"{clock(book.wall)}). {versions(done)} Weights: {weights}."))  # fmt: skip
+                      f"{clock(book.wall)}). {versions(done)}Weights: {weights}."))  # fmt: skip
     page.append(("p", reading(length, setting)))
     for e in experiments:
         cells = list(e.cells(length, setting.limit))
@@ -182,6 +209,11 @@ def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, comm
             page.append(("p", f"not run here: {e.absent}."))
             continue
         page += section(e, cells, book)
+        if crowded := [cell.label for cell in e.cells(length, setting.limit, fit=False)]:
+            page.append(("p", f"not run here: {', '.join(dict.fromkeys(crowded))}: there are more blocks than steps, and a block takes "
+                              "a forward at least."))  # fmt: skip
+        if e.name in book.untimed:
+            page.append(("p", f"not run here: {book.untimed[e.name]}"))
         reasons: dict[str, list[str]] = {}
         for cell in cells:
             if cell.run in book.absent:
@@ -204,7 +236,7 @@ def section(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
         return efficiency_blocks(e, cells, book)
     if e.kind == "sweep":
         return sweep_blocks(cells, book)
-    found: list[Block] = [("table", ordered(accuracy_rows(e, cells, book), COLUMNS))]
+    found: list[Block] = [("table", ordered(accuracy_rows(cells, book), COLUMNS))]
     if e.kind == "histogram":
         rows = histogram_rows(cells, book)
         found = [("p", "Percent of what the first 15 % of the steps decoded; the paper has it as a picture, without numbers.")]
@@ -216,7 +248,9 @@ def section(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
 
 def reading(length: int | None, setting: Setting) -> str:
     text = ("`ours` is accuracy in percent with Wilson's 95 % interval over n rows; differences between methods are paired on the same "
-            "rows, with a 95 % bootstrap interval. EOT is the share of end-of-text tokens, NFE the forwards a row took. ")  # fmt: skip
+            "rows, with a 95 % interval; over several tasks they are means in which every task counts alike. A claim about accuracy is "
+            f"decided if the interval is on one side and p < {SURE:g} (exact paired test), any claim by {ENOUGH} rows at least. EOT is "
+            "the share of end-of-text tokens, NFE the forwards a row took. ")  # fmt: skip
     if length:
         places = ", ".join(f"{task} in the place of {theirs}" for theirs, (task, *_) in PLACES.items())
         return text + (
@@ -229,16 +263,15 @@ def reading(length: int | None, setting: Setting) -> str:
     return text + (f" Only {setting.limit} rows a task were run; the paper's numbers are of all." if setting.limit else "")
 
 
-def versions(jobs: Sequence[Any]) -> str:
-    import platform
-
-    import torch
-
-    if not jobs:
-        return f"unmask {__version__}, torch {torch.__version__}."
-    about = (jobs[-1].record() or {})["provenance"]
-    names = ", ".join(f"{name} {value}" for name, value in about["versions"].items() if value)
-    return f"{names}; {about['device']}, {torch.get_num_threads()} threads, {platform.machine()}."
+def versions(jobs: Sequence[Job]) -> str:
+    """By what and where the runs were made, as they say themselves."""
+    found: Counter[str] = Counter()
+    for job in jobs:
+        about = (job.record() or {})["provenance"]
+        names = ", ".join(f"{name} {value}" for name, value in about["versions"].items() if value)
+        crew = f", {about['workers']} workers with {about['threads']} threads each" if "workers" in about else ""
+        found[f"{names}; {about['device']}{crew}"] += 1
+    return "".join(f"{about}{f' ({count} runs)' if len(found) > 1 else ''}. " for about, count in found.items())
 
 
 def as_markdown(page: Sequence[Block]) -> str:
@@ -278,9 +311,9 @@ def as_html(page: Sequence[Block]) -> str:
             f"<title>{title}</title><style>{STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n")  # fmt: skip
 
 
-def write(page: Sequence[Block], out: Path) -> list[Path]:
-    """results.md and results.html."""
-    files = {out / "results.md": as_markdown(page), out / "results.html": as_html(page)}
+def write(page: Sequence[Block], out: Path, stem: str = "results") -> list[Path]:
+    """Markdown and HTML."""
+    files = {out / f"{stem}.md": as_markdown(page), out / f"{stem}.html": as_html(page)}
     for file, text in files.items():
         try:
             out.mkdir(parents=True, exist_ok=True)

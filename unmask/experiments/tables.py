@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from unmask.confidence import TopMargin
 from unmask.errors import UserError
 from unmask.evaluate import adapted
 from unmask.experiments import paper
@@ -54,10 +55,18 @@ class Cell:
         return source.model, source.method, repr(sorted(source.changes.items())), source.steps / source.length, source.length / whole
 
     @property
+    def fits(self) -> bool:
+        """A block takes a forward at least: more blocks than steps would be more forwards than everybody else has."""
+        strategy = self.run.strategy
+        steps = self.run.steps or strategy.pace * self.run.length
+        return not strategy.block or math.ceil(self.run.length / strategy.block) <= steps
+
+    @property
     def label(self) -> str:
         run = self.run
-        parts = [self.run.method, *(f"{name}={value!r}" for name, value in self.changes.items() if name != "confidence")]
+        parts = [self.run.method, *(f"{name}={self.changes[name]!r}" for name in self.source.changes if name != "confidence")]
         parts += ["by top margin"] if "confidence" in self.changes else []
+        parts += ["(trained for it)"] if run.method == "rainbow-padding" else []
         parts += [f"T={run.steps}"] if run.steps else []
         parts += [f"L={run.length}"] if self.source.table == "tab:length_ablation" else []
         return " ".join(parts)
@@ -90,8 +99,12 @@ class Experiment:
     lengths: tuple[int, ...] = ()  # in small: further lengths that the paper has no number for
     absent: str = ""  # why it has no small version
 
-    def cells(self, length: int | None = None, limit: int | None = None) -> Iterator[Cell]:
-        """The cells as the paper has them or, given the response length of a small model, in proportion to it."""
+    def cells(self, length: int | None = None, limit: int | None = None, fit: bool = True) -> Iterator[Cell]:
+        """The cells as the paper has them or, given the response length of a small model, in proportion to it; `fit=False`: those
+        that are left out there, as their blocks are more than the steps."""
+        return (cell for cell in self._cells(length, limit) if cell.fits == fit)
+
+    def _cells(self, length: int | None, limit: int | None) -> Iterator[Cell]:
         if limit and self.kind == "efficiency":  # seconds a sample need no more samples
             limit = min(limit, self.small)
         for source in (*self.answers, *self.shares):
@@ -110,14 +123,14 @@ class Experiment:
         size = proportional(source.length, length, whole)
         changes = dict(source.changes)
         if block := METHODS[source.method].block:
-            changes["block"] = proportional(changes.get("block", block), length)
+            changes["block"] = proportional(changes.get("block", block), length, whole)
         if "at" in changes:
-            changes["at"] = -proportional(-changes["at"], length)
+            changes["at"] = -proportional(-changes["at"], length, whole)
         steps = proportional(source.steps, size, source.length)
         return cell(self, source, task, size, steps, changes, limit or self.small, task == self.places[source.task][0])
 
 
-def proportional(value: int, length: int, whole: int = LONGEST) -> int:
+def proportional(value: int, length: int, whole: int) -> int:
     """`value` of `whole`, of `length`; a half goes up."""
     return max(1, math.floor(value * length / whole + 0.5))
 
@@ -166,7 +179,10 @@ MAIN = "tab:main_text_results"
 SACM, ALONE, PLAIN = {"method": "sacm"}, {"method": "suffix-anchor"}, {"method": "top-probability"}
 TABLE = tuple(method for method in paper.MAIN["LLaDA"] if method != "sacm-margin")
 FREE = tuple(method for method in TABLE if method not in ("sacm", "rainbow-padding"))
-ABOVE = (Claim(SACM, {"method": FREE}), Claim(SACM, ALONE), Claim(SACM, PLAIN), Claim(ALONE, PLAIN))
+TRAINED = {"method": "rainbow-padding"}  # it needs a training, so it is a claim of its own
+ABOVE = (Claim(SACM, {"method": FREE}), Claim(SACM, TRAINED), Claim(SACM, ALONE), Claim(SACM, PLAIN), Claim(ALONE, PLAIN))
+MARGIN, SACM_MARGIN = {"method": "top-margin"}, {"method": "sacm-margin"}
+ALONE_MARGIN = ALONE | {"confidence": TopMargin()}
 
 
 def _three(*methods: str) -> tuple[Published, ...]:
@@ -190,18 +206,19 @@ EXPERIMENTS = {
         Experiment("length", "Does it hold for shorter responses?", "tab:length_ablation", _cells("tab:length_ablation"),
                    claims=tuple(Claim(SACM | {"length": n}, PLAIN | {"length": n}) for n in (64, 128, 72, 84, 256)), lengths=(72, 84)),
         Experiment("anchors", "Does the wording of the anchor matter?", "tab:suffix_anchor_ablation", _cells("tab:suffix_anchor_ablation"),
-                   claims=(Claim(SACM, SACM | {"text": "The answer is"}, within=10),
-                           *(Claim(SACM | {"text": text}, ALONE | {"text": text}) for text in paper.ANCHORS))),
+                   _cells(MAIN, task="gsm8k", method="top-probability"),
+                   (Claim(SACM, PLAIN), Claim(ALONE, PLAIN), Claim(SACM, SACM | {"text": "The answer is"}, within=10),
+                    *(Claim(SACM | {"text": text}, ALONE | {"text": text}) for text in paper.ANCHORS))),
         Experiment("efficiency", "What does SACM cost?", "tab:efficiency", tuple(_efficiency()), kind="efficiency", count=20, small=20,
                    places=ONE),
         Experiment("hyper-parameters", "Which (kappa, beta, gamma) does the sweep on tuning rows choose?", "tab:selected_hyperparameters",
-                   tuple(_sweep()), kind="sweep", split="tuning", count=COUNT, small=32, places=ONE),
+                   tuple(_sweep()), kind="sweep", split="tuning", count=COUNT, small=24, places=ONE),
         Experiment("sensitivity", "Does it depend on the exact (kappa, beta, gamma)?", "tab:hyperparameter_sensitivity",
-                   tuple(paper.sensitivity()), claims=(Claim(SACM, ALONE), Claim(SACM, PLAIN)), split="tuning", count=256, small=32),
+                   tuple(paper.sensitivity()), claims=(Claim(SACM, ALONE), Claim(SACM, PLAIN)), split="tuning", count=256, small=24),
         Experiment("top-margin", "Does it work on top-margin confidence, too?", "tab:confidence_strategy_results",
-                   (*_cells(MAIN, method="sacm-margin"), *_cells("tab:confidence_strategy_results")), _cells(MAIN, method="top-margin"),
-                   (Claim({"method": "sacm-margin"}, ALONE), Claim({"method": "sacm-margin"}, {"method": "top-margin"}),
-                    Claim(ALONE, {"method": "top-margin"}))),
+                   (*_cells(MAIN, method="sacm-margin"), *_cells("tab:confidence_strategy_results")),
+                   _cells(MAIN, method=("top-margin", "top-probability", "suffix-anchor", "sacm")),
+                   (Claim(SACM_MARGIN, ALONE_MARGIN), Claim(SACM_MARGIN, MARGIN), Claim(ALONE_MARGIN, MARGIN))),
         Experiment("code", "Does it work on programs, with the anchor “return”?", "tab:code_generation_results",
                    _cells("tab:code_generation_results"), claims=(Claim(SACM, ALONE), Claim(SACM, PLAIN)),
                    absent="the bundled model writes no programs"),
@@ -209,7 +226,7 @@ EXPERIMENTS = {
                    _cells("tab:anchor_position_ablation"), _three("top-probability"),
                    tuple(claim for text in paper.POSITIONS for claim in (
                        Claim(SACM | {"text": text}, SACM | {"text": text, "at": -20}, within=10),
-                       Claim(SACM | {"text": text}, PLAIN),
+                       Claim(SACM | {"text": text}, PLAIN), Claim(ALONE | {"text": text}, PLAIN),
                        Claim(SACM | {"text": text, "at": -60}, SACM | {"text": text, "at": -20}, of="eot_ratio")))),
         Experiment("eot-ratio", "Does the anchor stop the flood of end-of-text tokens? (Fig. 2, left)", "fig:confidence_statistics", (),
                    _three("top-probability", "suffix-anchor", "sacm"),
