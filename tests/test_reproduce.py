@@ -14,6 +14,7 @@ from pathlib import Path
 import checkpoints
 import pytest
 
+import unmask
 from unmask import reproduce
 from unmask.cli import main
 from unmask.errors import UserError
@@ -312,14 +313,14 @@ def test_workers_need_no_weights_here(few, folder, tmp_path, capsys, monkeypatch
     """The plan loads none, and the files are those of one process."""
     pytest.importorskip("ray")
     monkeypatch.setattr(reproduce.Shelf, "__call__", lambda *_: pytest.fail("loaded here"))
-    command = ["reproduce", "pair", "--model", str(folder), "--limit", "2", "--out", str(tmp_path), "--workers", "1"]
+    monkeypatch.chdir(folder.parent)
+    command = ["reproduce", "pair", "--model", "./small", "--limit", "2", "--out", str(tmp_path), "--workers", "1"]
     main(command)
     out = capsys.readouterr()
     assert "\n96 forwards at most, in 3 runs" in out.out  # and no time: none was measured
     assert len(runs(tmp_path)) == 3 and out.err.count(" % (2 rows") == 3
     assert "1 workers with 1 threads each" in (tmp_path / "results-pair.md").read_text()
-    monkeypatch.undo()
-    monkeypatch.setattr(tables, "EXPERIMENTS", {e.name: e for e in few})
+    monkeypatch.setattr(reproduce.Shelf, "__call__", lambda _, name: unmask.load(name))
     main([*command[:-2], "--plan"])
     assert "in 0 runs" in capsys.readouterr().out  # the same recipes
 

@@ -211,8 +211,9 @@ def outlined(name: str, setting: Setting) -> Any:
     """The model without weights, as the workers will have it: they alone need the memory."""
     from unmask.workers import Workers, outline
 
-    loading = Workers({"name": name, **setting.loading}, setting.workers or 1, setting.ray_address).loading
-    return present(name, lambda: outline({**loading, "device": loading.get("device") or default_device()}))
+    loading = {"name": name, **setting.loading, "device": setting.loading.get("device") or default_device()}
+    Workers(loading, setting.workers or 1, setting.ray_address)  # refuses flags that do not go with workers
+    return present(name, lambda: outline(loading))
 
 
 def default_device() -> str:
