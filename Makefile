@@ -40,7 +40,7 @@ gold: $(READY)
 	@test -n "$(UNMASK_DATA)" || { echo "set UNMASK_DATA to the folder that holds the benchmarks' files"; exit 2; }
 	$(RUN)/python -m unmask.tasks.gold $(UNMASK_DATA)
 
-TRAIN = $(RUN)/unmask train --config tiny --task stories,cups,compass --steps 5000 --cooldown 0.3 --half
+TRAIN = $(RUN)/unmask train --config tiny --task stories,cups,compass --steps 4500 --cooldown 0.3 --half
 
 model: $(READY)
 	$(TRAIN) --out build/tiny

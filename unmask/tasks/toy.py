@@ -149,7 +149,7 @@ FILLERS = {
     "We know.": 8,
 }
 ANSWERS = {"The answer is {answer}.": 14, "Therefore, the answer is {answer}.": 2, "The answer is: {answer}.": 2, "Answer: {answer}.": 2}
-DIRECT = {1: 0.6, 2: 0.5, 3: 0.2, 4: 0.2, 5: 0.2}  # operations -> share of answers given without reasoning
+DIRECT = {1: 0.6, 2: 0.5, 3: 0.2, 4: 0.12, 5: 0.12}  # operations -> share of answers given without reasoning
 OPERATIONS = {1: 2, 2: 3, 3: 3, 4: 6, 5: 6}  # operations -> weight in training
 
 
@@ -178,8 +178,19 @@ def reasoning(question: Question, intro: str = "", rng: Random | None = None) ->
     return " ".join([*([intro] if intro else []), *steps(question, rng), end])
 
 
+def _fill(gap: int, rng: Random) -> list[str]:
+    """Filler sentences of `gap` tokens in all (of none, if it is 1)."""
+    found = []
+    while gap >= 2:
+        filler = str(_pick(rng, FILLERS))
+        if (left := gap - len(words(filler))) == 0 or left >= 2:
+            found.append(filler)
+            gap = left
+    return found
+
+
 def respond(question: Question, rng: Random, room: int) -> str:
-    """A training response of at most `room` tokens: direct and short, or reasoned, padded out and then answered."""
+    """A training response of at most `room` tokens: direct and short, or reasoned, answered somewhere, and mostly long."""
     answer = str(_pick(rng, ANSWERS)).format(answer=question.answer)
     if rng.random() < DIRECT[len(question.operations)]:
         return answer
@@ -187,39 +198,29 @@ def respond(question: Question, rng: Random, room: int) -> str:
     while spare < 0:
         text = reasoning(question, str(_pick(rng, INTROS)), rng)
         spare = room - len(words(text)) - len(words(answer))
-    gap = 0 if rng.random() < 0.3 else rng.randint(0, spare)  # answers may stand at any place before the end
-    while gap >= 2:
-        filler = str(_pick(rng, FILLERS))
-        if (left := gap - len(words(filler))) == 0 or left >= 2:
-            text, gap = f"{text} {filler}", left
-    return f"{text} {answer}"
-
-
-def _entry(question: Question, rng: Random) -> str:
-    """One operation, by its step or answered at once; of yes and no, with the state it is about."""
-    if rng.random() < 0.5:
-        return steps(question, rng)[0]
-    end = f"It ends at {question.path[-1]}, so {question.answer}. " if question.asked else ""
-    return f"{end}The answer is {question.answer}."
+    before = 0 if rng.random() < 0.5 else rng.randint(0, spare)  # the answer may stand at any place
+    after = round((spare - before) * rng.random() ** 0.5)  # few end early: only direct answers leave most of the room empty
+    return " ".join([text, *_fill(before, rng), answer, *_fill(after, rng)])
 
 
 def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: int, length: int) -> tuple[list[tuple[str, str]], int]:
     """The (prompt, response) pairs of one training step and their response length.
 
     In whole responses a result is nearly always repeated further on, and a model that can copy it learns no table. So
-    half of the steps (a quarter, once half of the training is `done`) ask for a result that stands nowhere else: one
-    operation, answered at once or by its step, or a chain that breaks off at a result. The others are responses as
-    they are tested, on short chains in the first tenth.
+    half of the steps (a quarter, once 60 % of the training is `done`) ask for results that stand nowhere else: one
+    operation, by its step or answered at once, and chains that break off at a result or are answered then and there.
+    The others are responses as they are tested, on short chains in the first tenth.
     """
     rng = Random(f"{seed}/{step}")
-    tables = step % (4 if done < 0.5 else 8)
+    tables = step % (4 if done < 0.6 else 8)
     if tables == 0:
         asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(4 * batch)]
-        return [(q.prompt, _entry(q, rng)) for q in asked], 13
+        return [(q.prompt, steps(q, rng)[0] if q.asked or rng.random() < 0.5 else f"The answer is {q.answer}.") for q in asked], 8
     if tables == 2:
         most = rng.choice((2, 3, 4, 5))
         asked = [ask(WORLDS[rng.choice(worlds)], rng, rng.randint(1, most)) for _ in range(4 * batch // most)]
-        return [(q.prompt, " ".join(steps(q, rng))) for q in asked], 7 * most
+        ends = [f"{reasoning(q, rng=rng)} The answer is {q.answer}." if rng.random() < 0.5 else " ".join(steps(q, rng)) for q in asked]
+        return [(q.prompt, end) for q, end in zip(asked, ends, strict=True)], 7 * most + 13
     short = done < 0.1
     room = length * 7 // 12 if short else length
     operations = {k: weight for k, weight in OPERATIONS.items() if k <= 3 or not short}
