@@ -121,7 +121,7 @@ INTROS = {
     "": 5,
     "Let us see.": 15,
     "We go step by step.": 11,
-    "Sure.": 8,
+    "Step by step.": 8,
     "This is how it goes, one by one.": 9,
     "Start at the start.": 9,
     "Here we follow each step in turn.": 9,
