@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import unmask
 from unmask.cli import main
 from unmask.errors import UserError
-from unmask.evaluate import Batch, Options, adapted, evaluate, limited, recipe
+from unmask.evaluate import Batch, Options, adapted, evaluate, limited, partition, recipe
 from unmask.methods import method
 from unmask.tasks import find
 from unmask.workers import Worker, Workers, _portable, fingerprint, outline
@@ -83,7 +84,7 @@ def test_two_workers_write_the_lines_of_one_process(workers, straight, tmp_path)
     assert (about["workers"], about["device"], about["threads"]) == (2, "cpu", 1)
 
 
-def test_a_worker_killed_half_way(workers, straight, tmp_path):
+def test_a_worker_killed_half_way(workers, straight, tmp_path, capfd):
     killed, victim = tmp_path / "killed", DATA.rows[4]
 
     def kill(row):
@@ -91,20 +92,24 @@ def test_a_worker_killed_half_way(workers, straight, tmp_path):
             killed.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
 
-    run(workers, graded(kill), tmp_path / "out", "sacm", "uniform")
+    with pytest.warns(UserWarning, match="^a worker died; another takes its place and its batch$"):
+        run(workers, graded(kill), tmp_path / "out", "sacm", "uniform")
     assert killed.exists() and lines(tmp_path / "out") == straight
+    assert capfd.readouterr().out == ""  # which belongs to --json
 
 
 def test_a_batch_that_kills_every_worker_stops_the_run_and_loses_nothing(workers, straight, tmp_path, monkeypatch):
     monkeypatch.setattr("unmask.workers.LOST", 2)
-    victim = DATA.rows[4]
+    index = partition([len(workers.model.tokens(TASK.render(row))) for row in DATA.rows], 2)[-1][0]  # the last to be dealt out
+    victim = DATA.rows[index]
 
     def die(row):
         if row == victim:
             os._exit(1)
 
-    told = r"2 workers died over rows .*\b4\b.* \(not enough memory\?\); what was finished is kept, the same command resumes"
-    with pytest.raises(UserError, match=told):
+    name = re.escape(TASK.identify(victim, index))
+    told = rf"2 workers died over rows .*{name}\b.* \(not enough memory\?\); what was finished is kept, the same command resumes"
+    with pytest.raises(UserError, match=told), pytest.warns(UserWarning, match="a worker died"):
         run(workers, graded(die), tmp_path, "sacm")
     (name, kept), = lines(tmp_path).items()  # fmt: skip
     assert kept and set(kept) < set(straight[name])

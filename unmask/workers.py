@@ -56,6 +56,7 @@ def connect(address: str | None, cpus: int) -> None:
             except OSError:
                 raise UserError(f"there is no Ray cluster at {address}; `ray start --head` starts one") from None
     library = ray()
+    library._private.worker._worker_logs_enabled = False  # it would tell of deaths on standard output, which is the user's
     try:
         try:
             library.init(**options)
@@ -188,6 +189,7 @@ class Workers:
                     if job != "abandoned":
                         raise error.cause if isinstance(error.cause, UserError) else error from None
                 except RayError:  # the worker is gone
+                    warnings.warn("a worker died; another takes its place" + " and its batch" * isinstance(job, Batch), stacklevel=2)
                     self._start()
                     if isinstance(job, Batch):
                         again.append(job)
