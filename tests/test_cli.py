@@ -15,6 +15,7 @@ from pathlib import Path
 import checkpoints
 import pytest
 import torch
+from command import refused, run
 
 from unmask import cli
 from unmask.methods import METHODS
@@ -23,20 +24,6 @@ from unmask.methods import METHODS
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     return str(checkpoints.llada(tmp_path_factory.mktemp("llada")))
-
-
-def run(capsys, *argv: str) -> str:
-    cli.main(list(argv))
-    return capsys.readouterr().out
-
-
-def refused(capsys, *argv: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(argv))
-    assert stop.value.code == 2
-    out = capsys.readouterr()
-    assert out.out == "" and out.err.startswith("unmask: ") and out.err.count("\n") == 1
-    return out.err
 
 
 def test_help_is_quick_and_needs_no_torch():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import checkpoints
 import pytest
+from command import refused, run
 
 import unmask
 from unmask import cli, doctor
@@ -217,19 +218,6 @@ def test_the_table_fits_80_columns():
 
 
 # ---------------------------------------------------------------- the command line
-
-
-def run(capsys, *argv):
-    cli.main(list(map(str, argv)))
-    return capsys.readouterr().out
-
-
-def refused(capsys, *argv):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(map(str, argv)))
-    out = capsys.readouterr()
-    assert stop.value.code == 2 and out.out == "" and out.err.startswith("unmask: ") and out.err.count("\n") == 1, out.err
-    return out.err
 
 
 def test_prompts_and_the_next_command_runs(folder, tmp_path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import checkpoints
 import pytest
+from command import refused, run
 
 import unmask
 from unmask import cli, figures, tune
@@ -207,19 +208,6 @@ def test_the_table_and_the_words(tmp_path, monkeypatch, model):
 # ---------------------------------------------------------------- the command line
 
 QUICK = ("--length", "32", "--steps", "4", "--batch", "4")
-
-
-def run(capsys, *argv):
-    cli.main(list(map(str, argv)))
-    return capsys.readouterr().out
-
-
-def refused(capsys, *argv):
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(map(str, argv)))
-    out = capsys.readouterr()
-    assert stop.value.code == 2 and out.out == "" and out.err.startswith("unmask: ") and out.err.count("\n") == 1, out.err
-    return out.err
 
 
 @pytest.fixture(scope="module")
