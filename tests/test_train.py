@@ -64,7 +64,7 @@ def test_loss_falls_and_the_result_loads(config: Path, tmp_path: Path) -> None:
     made = json.loads((tmp_path / "config.json").read_text())
     assert made["model_type"] == "llada" and made["architectures"] == ["LLaDAModelLM"]
     assert "model.transformer.blocks.0.attn_out.weight" in weights(tmp_path)
-    text = unmask.generate(model, ["Ann hides a ball under the red cup. Where is the ball?"], "top-probability")[0].text
+    text = unmask.generate(model, ["Of the cups A B C D the ball is under B. First right. Where is the ball?"], "top-probability")[0].text
     assert isinstance(text, str)
 
 
@@ -124,11 +124,11 @@ def test_lora_trains_an_adapter_that_loads(config: Path, pairs: Path, tmp_path: 
 def test_rainbow_padding_is_one_end_and_a_cycle() -> None:
     tokenizer = toy.tokenizer()
     padding = paddings(tokenizer, "rainbow")
-    _, (response,) = encode(tokenizer, [("Where is the ball?", "The answer is red.")], 16, padding)
+    _, (response,) = encode(tokenizer, [("Where is the ball?", "The answer is B.")], 16, padding)
     names = tokenizer.convert_ids_to_tokens(response)
     assert names[:6] == ["The", "answer", "is", "red", ".", "<|endoftext|>"]
     assert names[6:] == [f"<|pad_{k % 7}|>" for k in range(10)]
-    _, (plain,) = encode(tokenizer, [("Where is the ball?", "The answer is red.")], 16, paddings(tokenizer, "eot"))
+    _, (plain,) = encode(tokenizer, [("Where is the ball?", "The answer is B.")], 16, paddings(tokenizer, "eot"))
     assert plain[5:] == [tokenizer.eos_token_id] * 11
 
 
@@ -137,7 +137,7 @@ def test_rainbow_tokens_end_the_text_when_decoding(config: Path, tmp_path: Path)
     model = unmask.load(tmp_path)
     pads = [model.tokenizer.convert_tokens_to_ids(f"<|pad_{k}|>") for k in range(7)]
     assert set(pads) < set(model.vocab.eot_ids)
-    assert model.text([*model.tokens("The answer is red."), *pads]) == "The answer is red."
+    assert model.text([*model.tokens("The answer is B."), *pads]) == "The answer is B."
 
 
 def test_masking() -> None:
