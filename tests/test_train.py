@@ -126,7 +126,7 @@ def test_rainbow_padding_is_one_end_and_a_cycle() -> None:
     padding = paddings(tokenizer, "rainbow")
     _, (response,) = encode(tokenizer, [("Where is the ball?", "The answer is B.")], 16, padding)
     names = tokenizer.convert_ids_to_tokens(response)
-    assert names[:6] == ["The", "answer", "is", "red", ".", "<|endoftext|>"]
+    assert names[:6] == ["The", "answer", "is", "B", ".", "<|endoftext|>"]
     assert names[6:] == [f"<|pad_{k % 7}|>" for k in range(10)]
     _, (plain,) = encode(tokenizer, [("Where is the ball?", "The answer is B.")], 16, paddings(tokenizer, "eot"))
     assert plain[5:] == [tokenizer.eos_token_id] * 11

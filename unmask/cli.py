@@ -996,7 +996,7 @@ def verify(args: argparse.Namespace) -> None:
     """
   unmask bench
   unmask bench --json --repeats 9""",
-    option("--repeats", type=int, default=5, metavar="N", help="rounds; each times every variant once (default: 5)"),
+    option("--repeats", type=int, default=8, metavar="N", help="rounds; each times every step of every variant once (default: 8)"),
     option("--device", default="cpu"),
     option("--json", action="store_true", help="the whole record"),
 )  # fmt: skip
@@ -1006,7 +1006,7 @@ def bench(args: argparse.Namespace) -> None:
     from unmask.workers import speedup
 
     records = list(progress(measured(args.repeats, args.device), len(SHAPES), "timing"))
-    times = speedup(repeats=args.repeats)
+    times = speedup()
     if args.json:
         print(json.dumps({"machine": machine(), "workers_speedup": times, "shapes": records}, indent=1))
         return

@@ -239,7 +239,7 @@ def _obituary(job: Batch | str) -> str:
     return f"{LOST} workers died over rows {rows} (not enough memory?); what was finished is kept, the same command resumes"
 
 
-def speedup(rows: int = 64, repeats: int = 3) -> float | None:
+def speedup(rows: int = 32, repeats: int = 2) -> float | None:
     """How many times sooner 2 workers are done than 1, each with 1 thread: `evaluate` on the bundled model, workers loaded, the
     best times of rounds that take turns. None without Ray or a second core."""
     from unmask.methods import method
