@@ -4,6 +4,23 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Random weights, smaller than the bundled model, for what is about bookkeeping."""
+    import checkpoints
+
+    return checkpoints.llada(tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    import unmask
+
+    return unmask.load(folder)

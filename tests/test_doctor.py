@@ -4,7 +4,6 @@ import json
 import shlex
 from dataclasses import replace
 
-import checkpoints
 import pytest
 from command import refused, run
 
@@ -36,16 +35,6 @@ from unmask.tasks import find
 )
 def test_flood_step_by_hand(order, ends, step):
     assert flood_step(order, [mark == "e" for mark in ends]) == step
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return checkpoints.llada(tmp_path_factory.mktemp("model") / "small")
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return unmask.load(folder)
 
 
 def decoding(model, text: str, order: list[int], ties=0.0) -> Generation:

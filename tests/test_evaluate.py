@@ -8,10 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import checkpoints
 import pytest
 
-import unmask
 from unmask.cli import main
 from unmask.errors import UserError
 from unmask.evaluate import Options, adapted, answer_time, evaluate, finished, limited, locked, partition
@@ -21,17 +19,6 @@ from unmask.tasks.data import Loaded
 
 CLI = [sys.executable, "-c", "from unmask.cli import main; main()"]
 TIMED = {"seconds", "tokens_per_second", "text_tokens_per_second"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Random weights, four times smaller than the bundled model: what is tested here is the bookkeeping."""
-    return checkpoints.llada(tmp_path_factory.mktemp("model") / "small")
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return unmask.load(folder)
 
 
 def methods(task, *names):

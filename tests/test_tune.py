@@ -96,16 +96,6 @@ def test_the_papers_grid_and_the_settings_it_selected():
 # ---------------------------------------------------------------- with a model
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return checkpoints.llada(tmp_path_factory.mktemp("model") / "small")
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return unmask.load(folder)
-
-
 def chance(text, row):
     """A grader under which an untrained model is sometimes right."""
     return Grade(zlib.crc32((text + row["id"]).encode()) % 3 == 0, text, "chance")
