@@ -281,6 +281,8 @@ def _remembered(setting: Setting) -> Callable[[Run], tuple[Loaded, Loaded | None
 
 
 def _job(model: Any, run: Run, name: str, setting: Setting, load: Any, pace: dict[Any, tuple[float, float]], small: int | None) -> Job:
+    from unmask.modifiers import Calibrate
+
     task = find(run.task)
     data, shots = load(run)
     batch = setting.batch or default_batch(len(data.rows), small)
@@ -288,7 +290,7 @@ def _job(model: Any, run: Run, name: str, setting: Setting, load: Any, pace: dic
     options = evaluation.Options(length=run.length, steps=run.steps, batch=batch, allow_code=setting.allow_code,
                                  unisolated=setting.unisolated, model_options=chosen)  # fmt: skip
     evaluation.check(model, task, {run.method: run.strategy}, options)
-    if any(type(rule).__name__ == "Calibrate" for rule in run.strategy.modifiers) and model.vocab.frequency is None:
+    if any(isinstance(rule, Calibrate) for rule in run.strategy.modifiers) and model.vocab.frequency is None:
         raise Absent("UNCODE needs a token frequency table: `unmask frequencies CORPUS --model M -o FILE`, then --frequencies FILE")
     if (run.task, run.split) not in pace:
         pace[run.task, run.split] = (0.0, 0.0) if setting.workers else timed(model, task, data, shots, run.length, batch)
@@ -314,7 +316,7 @@ def timed(model: Any, task: Any, data: Loaded, shots: Loaded | None, length: int
 
     rows = data.rows[:batch]
     prompts = [task.ask(row, shots.rows if shots else ()) for row in rows]
-    raw = not task.chat or not model.chats
+    raw = evaluation.plain(model, task)
     asked = {"images": [evaluation.picture(task, row, data.root) for row in rows]} if task.image else {}
     size = sum(len(model.tokens(task.render(row, shots.rows if shots else ()))) for row in rows) / len(rows)
     for steps in (1, 2):
