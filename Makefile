@@ -40,11 +40,13 @@ gold: $(READY)
 	@test -n "$(UNMASK_DATA)" || { echo "set UNMASK_DATA to the folder that holds the benchmarks' files"; exit 2; }
 	$(RUN)/python -m unmask.tasks.gold $(UNMASK_DATA)
 
-TRAIN = $(RUN)/unmask train --config tiny --task stories,cups,compass --steps 4500 --cooldown 0.3 --half
+TRAIN = $(RUN)/unmask train --task stories,cups,compass --half
 
 model: $(READY)
-	$(TRAIN) --out build/tiny
-	$(TRAIN) --padding rainbow --out build/tiny-rainbow
+	$(TRAIN) --config tiny --steps 4500 --cooldown 0.3 --out build/first
+	$(TRAIN) --model build/first --steps 1300 --cooldown 0.6 --out build/tiny
+	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/first-rainbow
+	$(TRAIN) --padding rainbow --model build/first-rainbow --steps 1300 --cooldown 0.6 --out build/tiny-rainbow
 	$(RUN)/unmask accept --model build/tiny --rainbow build/tiny-rainbow --split validation --jobs 2 --out build/acceptance.jsonl
 
 screenshots: $(READY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import unmask
 from unmask import acceptance
-from unmask.acceptance import RUNS, TABLE, Suite, accept, check_frozen, hashes, measure
+from unmask.acceptance import RUNS, TABLE, Suite, accept, check_frozen, freeze, measure
 from unmask.errors import UserError
 from unmask.tasks import toy
 
@@ -103,5 +102,10 @@ def test_test_rows_need_what_was_frozen(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(acceptance, "FROZEN", tmp_path / "frozen.json")
     with pytest.raises(UserError, match=r"toy\.py"):
         check_frozen(directory)
-    (tmp_path / "frozen.json").write_text(json.dumps(hashes(directory)))
+    freeze(directory)
     check_frozen(directory)
+    other = tmp_path / "tiny"  # somebody's own, of the same name
+    other.mkdir()
+    (other / "model.safetensors").write_bytes(b"else")
+    with pytest.raises(UserError, match=r"tiny/model\.safetensors changed.*--freeze"):
+        check_frozen(other)

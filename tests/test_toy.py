@@ -105,7 +105,17 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
     for done in (0.0, 0.2, 0.9):
         for step in range(12):
             rows, length = examples(NAMES, 1, step, done, 8, 96)
-            assert all(len(words(response)) <= length <= 96 for _, response in rows)
+            sizes = {len(words(response)) for _, response in rows}
+            assert max(sizes) <= length <= 96
+            if step % 4 == 0:  # a short batch: all of one length, so that end-of-text stands behind none of them
+                assert sizes == {length}
+
+
+def test_nobody_knows_at_the_start_where_the_chain_will_stand() -> None:
+    rng, chains = Random(0), questions("cups", "train", 800)
+    told = [words(text) for q in chains if agrees(q, text := respond(q, rng, 96)) is not None]
+    starts = [text.index("First") for text in told]
+    assert set(starts) == {0, *range(2, 15)} and max(starts.count(k) for k in set(starts)) < 0.15 * len(starts)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def probe(
     copied: the last operation of the chain, with the true text before it. first, later: the first and the last result,
     likewise. chain: the answer after the true chain. anchored: the same, with the answer 20 slots before the end and
     masks between. direct: the answer alone at the start of the response. glance: as anchored, but with no chain at all.
+    Of an answer the likeliest possible one counts: a colon before it ("The answer is: C") is wording.
     """
     mask, found = module.config.mask_token_id, {}
     for world in worlds:
@@ -45,10 +46,12 @@ def probe(
             tokenizer.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=True)["input_ids"]
             for q in asked
         ]
+        answers = [tokenizer.get_vocab()[answer] for answer in toy.WORLDS[world].answers]
         found[world] = {
-            kind: _right(module, tokenizer, prompts, [_partial(q, kind, length) for q in asked], length, mask)
+            kind: _right(module, tokenizer, prompts, [_partial(q, kind, length) for q in asked], length, mask,
+                         None if kind in ("copied", "first", "later") else answers)
             for kind in kinds
-        }
+        }  # fmt: skip
     return found
 
 
@@ -80,6 +83,7 @@ def _right(
     partial: list[tuple[dict[int, str], int, str]],
     length: int,
     mask: int,
+    among: list[int] | None,
 ) -> float:
     known, width = tokenizer.get_vocab(), max(map(len, prompts))
     ids = torch.full((len(prompts), width + length), mask)
@@ -94,7 +98,10 @@ def _right(
     hits = 0
     for rows in torch.arange(len(prompts)).split(100):
         hidden = module.hidden(ids[rows], valid[rows])
-        hits += int((module.head(hidden[torch.arange(len(rows)), width + slots[rows]]).argmax(-1) == truth[rows]).sum())
+        logits = module.head(hidden[torch.arange(len(rows)), width + slots[rows]])
+        if among:
+            logits = torch.full_like(logits, -torch.inf).index_copy(1, torch.tensor(among), logits[:, among])
+        hits += int((logits.argmax(-1) == truth[rows]).sum())
     return hits / len(prompts)
 
 
@@ -218,10 +225,11 @@ def hashes(*directories: Path) -> dict[str, str]:
     files = [Path(toy.__file__)]
     for directory in directories:
         files += [directory / "model.safetensors", directory / "tokenizer.json"]
-    root = Path(__file__).parent
-    return {
-        str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
-    }
+    return {f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+
+
+def freeze(*directories: Path) -> None:
+    FROZEN.write_text(json.dumps(hashes(*directories), indent=1) + "\n")
 
 
 def check_frozen(*directories: Path) -> None:
@@ -230,7 +238,7 @@ def check_frozen(*directories: Path) -> None:
     changed = [name for name, value in hashes(*directories).items() if kept.get(name) != value]
     if changed:
         raise UserError(
-            f"{', '.join(changed)} changed since they were frozen; use --split validation, or freeze again (docs/tiny.md)"
+            f"{', '.join(changed)} changed since they were frozen; use --split validation, or freeze them first (--freeze)"
         )
 
 

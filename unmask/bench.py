@@ -48,7 +48,7 @@ class Shape:
 
 SHAPES = (
     Shape("small", d=64, layers=2, heads=4, rows=2, prompt=16, length=32, steps=8),  # the head dominates
-    Shape("proportioned", d=512, layers=256, heads=8, rows=1, prompt=8, length=12, steps=3),  # as in the 8B
+    Shape("proportioned", d=256, layers=512, heads=4, rows=1, prompt=8, length=12, steps=3),  # as in the 8B
 )
 
 

@@ -1019,13 +1019,15 @@ def bench(args: argparse.Namespace) -> None:
     "accept", "the gates of the bundled model and the paper's predictions, measured on its own tasks",
     """
   unmask accept --out acceptance.jsonl                  resumable: a line a method and task
-  unmask accept --split validation --count 100 --runs top-probability,suffix-anchor,sacm --out quick.jsonl""",
+  unmask accept --split validation --count 100 --runs top-probability,suffix-anchor,sacm --out quick.jsonl
+  unmask accept --model my-tiny --rainbow my-rainbow --freeze     before test rows are decoded: the hashes of what is tested""",
     option("--model", default="tiny", metavar="DIR"),
     option("--rainbow", default="tiny-rainbow", metavar="DIR", help="the rainbow-padded checkpoint"),
     option("--split", choices=["validation", "test"], default="test"),
     option("--count", type=int, default=500, metavar="N", help="questions a task (default: 500)"),
     option("--runs", metavar="NAMES", help="only these, comma-separated (default: all)"),
-    option("--out", required=True, metavar="FILE", help="JSONL of what was measured"),
+    option("--out", metavar="FILE", help="JSONL of what was measured"),
+    option("--freeze", action="store_true", help="decode nothing; keep the hashes of weights, tokenizers and tasks"),
     option("--jobs", type=int, default=1, metavar="N", help="processes of one thread each (default: one, with every core)"),
 )  # fmt: skip
 def accept(args: argparse.Namespace) -> None:
@@ -1033,8 +1035,15 @@ def accept(args: argparse.Namespace) -> None:
     from unmask import acceptance
 
     model, rainbow = unmask.load(args.model), unmask.load(args.rainbow)
+    directories = Path(str(model.path)), Path(str(rainbow.path))
+    if args.freeze:
+        acceptance.freeze(*directories)
+        print(f"{acceptance.FROZEN}: commit it, then decode test rows")
+        return
+    if not args.out:
+        raise UserError("name a file for what is measured: --out acceptance.jsonl")
     if args.split == "test":
-        acceptance.check_frozen(Path(str(model.path)), Path(str(rainbow.path)))
+        acceptance.check_frozen(*directories)
     runs = [name.strip() for name in args.runs.split(",")] if args.runs else list(acceptance.RUNS)
     tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     records = acceptance.accept(model, rainbow, Path(args.out), split=args.split, count=args.count, runs=runs, jobs=args.jobs, tell=tell)

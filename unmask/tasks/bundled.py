@@ -15,7 +15,7 @@ TEST, TUNING = 500, 256  # rows
 
 def make(world: str, split: str, count: int) -> list[Row]:
     found = toy.questions(world, split, count)
-    return [{"id": f"{world}-{split}-{i}", "question": q.prompt, "answer": q.answer, "asked": q.asked} for i, q in enumerate(found)]
+    return [{"id": f"{world}-{split}-{i}", "question": q.prompt, "answer": q.answer} for i, q in enumerate(found)]
 
 
 def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
@@ -32,7 +32,7 @@ def grade(text: str, row: Row) -> Grade:
 
 def agrees(world: str, text: str, row: Row) -> bool | None:
     """Whether the answer follows from the last state the response reached itself, right or wrong."""
-    return toy.agrees(toy.Question(world, row["question"], row["answer"], "", (), row["asked"]), text)
+    return toy.agrees(toy.Question(world, row["question"], row["answer"], "", ()), text)
 
 
 TASKS = tuple(

@@ -28,12 +28,19 @@ class World:
     moves: dict[str, dict[str, str]]  # operation -> state before -> state after
     opening: str
     asks: str
-    yes_no: bool = False
+    yes: tuple[str, ...] = ()  # half of the states; the question is then whether the end is one of them
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        return ("yes", "no") if self.yes else self.states
 
     @property
     def chance(self) -> float:
         """How often a blind guess is right."""
-        return 0.5 if self.yes_no else 1 / len(self.states)
+        return 1 / len(self.answers)
+
+    def answer(self, end: str) -> str:
+        return ("yes" if end in self.yes else "no") if self.yes else end
 
     def follow(self, start: str, operations: Sequence[str]) -> list[str]:
         """The states after each operation."""
@@ -63,7 +70,7 @@ WORLDS = {
         World("compass", POINTS, _table(POINTS, {
             "left": lambda x: x - 1, "right": lambda x: x + 1, "back": lambda x: x + 2,
             "flip": lambda x: 2 - x, "roll": lambda x: -x,
-        }), "The robot faces {start}.", "Does it face {asked}?", yes_no=True),
+        }), "The robot faces {start}.", "Does it face north or east?", yes=("north", "east")),
     )
 }  # fmt: skip
 
@@ -75,7 +82,6 @@ class Question:
     answer: str
     start: str
     operations: tuple[str, ...]
-    asked: str = ""  # the state a yes/no question names
 
     @property
     def path(self) -> list[str]:
@@ -96,13 +102,9 @@ def ask(world: World, rng: Random, operations: int, split: str = "train") -> Que
         start, chain = rng.choice(world.states), tuple(rng.choices(list(world.moves), k=operations))
         if split_of(world.name, start, chain) == split:
             break
-    end, asked, answer = world.follow(start, chain)[-1], "", ""
-    if world.yes_no:
-        answer = rng.choice(("yes", "no"))
-        asked = end if answer == "yes" else rng.choice([s for s in world.states if s != end])
     orders = [f"{ordinal} {operation}." for ordinal, operation in zip(ORDINALS, chain, strict=False)]
-    prompt = [world.opening.format(start=start), *orders, world.asks.format(asked=asked)]
-    return Question(world.name, " ".join(prompt), answer or end, start, chain, asked)
+    prompt = [world.opening.format(start=start), *orders, world.asks]
+    return Question(world.name, " ".join(prompt), world.answer(world.follow(start, chain)[-1]), start, chain)
 
 
 def questions(world: str, split: str, count: int, seed: int = 0) -> list[Question]:
@@ -115,38 +117,41 @@ def questions(world: str, split: str, count: int, seed: int = 0) -> list[Questio
     return list(found.values())
 
 
-# How a response is worded. Weights are uneven so that what is likeliest at one place agrees with what is likeliest at
-# the next, and flat enough that at the start no wording is as sure as a guess of the answer.
+# How a response is worded. Openings and remarks come in every length, so that nobody knows at the start where the chain
+# will stand: no word is as sure then as a guess of the answer.
 INTROS = {
-    "": 5,
-    "Let us see.": 15,
-    "We go step by step.": 11,
-    "Step by step.": 8,
-    "This is how it goes, one by one.": 9,
-    "Start at the start.": 9,
-    "Here we follow each step in turn.": 9,
+    "Easy.": 6,
+    "Now.": 6,
+    "Now think.": 11,
+    "Let us see.": 8,
+    "Step by step.": 5,
+    "Start at the start.": 11,
+    "We go step by step.": 6,
+    "I will work it out.": 5,
+    "Easy enough if done with care.": 9,
+    "Here we follow each step in turn.": 11,
+    "This is how it goes, one by one.": 10,
     "To find out we take it slowly, in order.": 9,
-    "Now think.": 8,
-    "I will work it out.": 9,
-    "Easy enough if done with care.": 8,
 }
+OPENING = (0, *range(2, 15))  # tokens in front of the chain, each as likely
 STEPS = {  # one layout: the ordinal before the operation, as in the question, the states at fixed places after it
     "{ordinal} {operation}: {before} makes {after}.": 5,
     "{ordinal} {operation}, {before} becomes {after}.": 3,
     "{ordinal} {operation}, {before} gives {after}.": 3,
 }
 FILLERS = {
-    "Nothing more happens.": 16,
-    "That is all there was.": 12,
-    "Every step was used once.": 10,
-    "No step is left over.": 10,
-    "Done.": 6,
-    "All is well.": 8,
-    "We are sure of it.": 9,
-    "Good.": 5,
-    "It is settled now.": 8,
-    "There is nothing else left to do.": 9,
-    "We know.": 8,
+    "Done.": 8,
+    "Good.": 7,
+    "We know.": 14,
+    "Nothing more happens.": 9,
+    "All is well.": 6,
+    "It is settled now.": 14,
+    "That is all there was.": 4,
+    "Every step was used once.": 4,
+    "No step is left over.": 4,
+    "We are sure of it.": 3,
+    "We are sure of it now.": 14,
+    "There is nothing else left to do.": 14,
 }
 ANSWERS = {"The answer is {answer}.": 14, "Therefore, the answer is {answer}.": 2, "The answer is: {answer}.": 2, "Answer: {answer}.": 2}
 DIRECT = {1: 0.6, 2: 0.5, 3: 0.2, 4: 0.12, 5: 0.12}  # operations -> share of answers given without reasoning
@@ -174,17 +179,18 @@ def steps(question: Question, rng: Random | None = None) -> list[str]:
 
 def reasoning(question: Question, intro: str = "", rng: Random | None = None) -> str:
     """The chain of thought, to the sentence that says where it ends."""
-    end = f"It ends at {question.path[-1]}" + (f", so {question.answer}." if question.asked else ".")
+    end = f"It ends at {question.path[-1]}" + (f", so {question.answer}." if WORLDS[question.world].yes else ".")
     return " ".join([*([intro] if intro else []), *steps(question, rng), end])
 
 
-def _fill(gap: int, rng: Random) -> list[str]:
-    """Filler sentences of `gap` tokens in all (of none, if it is 1)."""
-    found = []
+def _fill(gap: int, rng: Random, sentences: dict[str, int] = FILLERS) -> list[str]:
+    """Sentences of `gap` tokens in all (of none, if it is 1), seldom one twice in a row."""
+    found: list[str] = []
     while gap >= 2:
-        filler = str(_pick(rng, FILLERS))
-        if (left := gap - len(words(filler))) == 0 or left >= 2:
-            found.append(filler)
+        sentence = str(_pick(rng, sentences))
+        left = gap - len(words(sentence))
+        if left == 0 or (left >= 2 and found[-1:] != [sentence]):
+            found.append(sentence)
             gap = left
     return found
 
@@ -196,31 +202,34 @@ def respond(question: Question, rng: Random, room: int) -> str:
         return answer
     spare = -1
     while spare < 0:
-        text = reasoning(question, str(_pick(rng, INTROS)), rng)
+        text = reasoning(question, " ".join(_fill(rng.choice(OPENING), rng, INTROS)), rng)
         spare = room - len(words(text)) - len(words(answer))
     before = 0 if rng.random() < 0.5 else rng.randint(0, spare)  # the answer may stand at any place
-    after = round((spare - before) * rng.random() ** 0.5)  # few end early: only direct answers leave most of the room empty
+    after = round((spare - before) * rng.uniform(0.5, 1))  # only direct answers leave most of the room empty
     return " ".join([text, *_fill(before, rng), answer, *_fill(after, rng)])
+
+
+def _short(worlds: Sequence[str], rng: Random, batch: int) -> list[tuple[str, str]]:
+    """Questions with one number of operations: one, told by its step or answered at once, or a chain that breaks off at its
+    last result. All are of one length: end-of-text behind a chain without remarks would teach that a response cut short by
+    a flood of it can still reason."""
+    kind = rng.choice(("step", "step", "step", "answer", "answer", "chain", "chain", "chain", "chain"))
+    count = rng.choice((2, 3, 4, 5)) if kind == "chain" else 1
+    asked = [ask(WORLDS[rng.choice(worlds)], rng, count) for _ in range(4 * batch // count)]
+    return [(q.prompt, f"The answer is {q.answer}." if kind == "answer" else " ".join(steps(q, rng))) for q in asked]
 
 
 def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: int, length: int) -> tuple[list[tuple[str, str]], int]:
     """The (prompt, response) pairs of one training step and their response length.
 
     In whole responses a result is nearly always repeated further on, and a model that can copy it learns no table. So
-    half of the steps (a quarter, once 60 % of the training is `done`) ask for results that stand nowhere else: one
-    operation, by its step or answered at once, and chains that break off at a result or are answered then and there.
-    The others are responses as they are tested, on short chains in the first tenth.
+    half of the steps (a quarter, once 60 % of the training is `done`) are short ones, most of which end at a result that
+    stands nowhere else. The others are responses as they are tested, on short chains in the first tenth.
     """
     rng = Random(f"{seed}/{step}")
-    tables = step % (4 if done < 0.6 else 8)
-    if tables == 0:
-        asked = [ask(WORLDS[rng.choice(worlds)], rng, 1) for _ in range(4 * batch)]
-        return [(q.prompt, steps(q, rng)[0] if q.asked or rng.random() < 0.5 else f"The answer is {q.answer}.") for q in asked], 8
-    if tables == 2:
-        most = rng.choice((2, 3, 4, 5))
-        asked = [ask(WORLDS[rng.choice(worlds)], rng, rng.randint(1, most)) for _ in range(4 * batch // most)]
-        ends = [f"{reasoning(q, rng=rng)} The answer is {q.answer}." if rng.random() < 0.5 else " ".join(steps(q, rng)) for q in asked]
-        return [(q.prompt, end) for q, end in zip(asked, ends, strict=True)], 7 * most + 13
+    if step % (2 if done < 0.6 else 4) == 0:
+        rows = _short(worlds, rng, batch)
+        return rows, max(len(words(response)) for _, response in rows)
     short = done < 0.1
     room = length * 7 // 12 if short else length
     operations = {k: weight for k, weight in OPERATIONS.items() if k <= 3 or not short}
@@ -244,7 +253,7 @@ def agrees(question: Question, text: str) -> bool | None:
     found = re.findall(rf"(?:makes|becomes|gives) ({states})\.", text)
     if not found:
         return None
-    return answer_of(text) == (("yes" if found[-1] == question.asked else "no") if question.asked else found[-1])
+    return answer_of(text) == WORLDS[question.world].answer(found[-1])
 
 
 SPECIAL = ("<|startoftext|>", "<|endoftext|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|mdm_mask|>", "<|unk|>")
@@ -263,7 +272,7 @@ def texts() -> Iterator[str]:
     for forms in (*STEPS, *ANSWERS):
         yield re.sub(r"\{\w+\}", "", forms)
     for world in WORLDS.values():
-        yield " ".join((*world.states, *world.moves, *(re.sub(r"\{\w+\}", "", t) for t in (world.opening, world.asks))))
+        yield " ".join((*world.states, *world.moves, *(world.opening.replace("{start}", ""), world.asks)))
 
 
 def tokenizer():  # -> transformers.PreTrainedTokenizerFast
