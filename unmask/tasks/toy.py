@@ -117,23 +117,29 @@ def questions(world: str, split: str, count: int, seed: int = 0) -> list[Questio
     return list(found.values())
 
 
-# How a response is worded. Openings and remarks come in every length, so that nobody knows at the start where the chain
-# will stand: no word is as sure then as a guess of the answer.
+# How a response is worded. Openings come in every length, each with a first word of its own: nobody knows at the start
+# where the chain will stand, no word is as sure then as a guess of the answer, and one word settles it.
 INTROS = {
-    "Easy.": 6,
-    "Now.": 6,
-    "Now think.": 11,
-    "Let us see.": 8,
-    "Step by step.": 5,
-    "Start at the start.": 11,
-    "We go step by step.": 6,
-    "I will work it out.": 5,
-    "Easy enough if done with care.": 9,
-    "Here we follow each step in turn.": 11,
-    "This is how it goes, one by one.": 10,
-    "To find out we take it slowly, in order.": 9,
+    "": 3,
+    "Good.": 6,
+    "Now think.": 5,
+    "Let us see.": 12,
+    "Step by step.": 3,
+    "Start at the start.": 13,
+    "We go step by step.": 4,
+    "I will work it out.": 4,
+    "There is work to do.": 3,
+    "Easy enough if done with care.": 6,
+    "Here we follow each step in turn.": 13,
+    "That is how we start, in order.": 7,
+    "This is how it goes, one by one.": 4,
+    "Done with care, it goes step by step.": 4,
+    "To find out we take it slowly, in order.": 3,
+    "Every step in turn, slowly, one by one.": 2,
+    "Nothing else is left to do: we go step by step.": 1,
+    "No step is left out if we go slowly, in order.": 1,
+    "All there is to do is follow each step, one by one.": 4,
 }
-OPENING = (0, *range(2, 15))  # tokens in front of the chain, each as likely
 STEPS = {  # one layout: the ordinal before the operation, as in the question, the states at fixed places after it
     "{ordinal} {operation}: {before} makes {after}.": 5,
     "{ordinal} {operation}, {before} becomes {after}.": 3,
@@ -183,11 +189,11 @@ def reasoning(question: Question, intro: str = "", rng: Random | None = None) ->
     return " ".join([*([intro] if intro else []), *steps(question, rng), end])
 
 
-def _fill(gap: int, rng: Random, sentences: dict[str, int] = FILLERS) -> list[str]:
-    """Sentences of `gap` tokens in all (of none, if it is 1), seldom one twice in a row."""
+def _fill(gap: int, rng: Random) -> list[str]:
+    """Remarks of `gap` tokens in all (of none, if it is 1), seldom one twice in a row."""
     found: list[str] = []
     while gap >= 2:
-        sentence = str(_pick(rng, sentences))
+        sentence = str(_pick(rng, FILLERS))
         left = gap - len(words(sentence))
         if left == 0 or (left >= 2 and found[-1:] != [sentence]):
             found.append(sentence)
@@ -202,7 +208,7 @@ def respond(question: Question, rng: Random, room: int) -> str:
         return answer
     spare = -1
     while spare < 0:
-        text = reasoning(question, " ".join(_fill(rng.choice(OPENING), rng, INTROS)), rng)
+        text = reasoning(question, str(_pick(rng, INTROS)), rng)
         spare = room - len(words(text)) - len(words(answer))
     before = 0 if rng.random() < 0.5 else rng.randint(0, spare)  # the answer may stand at any place
     after = round((spare - before) * rng.uniform(0.5, 1))  # only direct answers leave most of the room empty
@@ -223,11 +229,11 @@ def examples(worlds: Sequence[str], seed: int, step: int, done: float, batch: in
     """The (prompt, response) pairs of one training step and their response length.
 
     In whole responses a result is nearly always repeated further on, and a model that can copy it learns no table. So
-    half of the steps (a quarter, once 60 % of the training is `done`) are short ones, most of which end at a result that
-    stands nowhere else. The others are responses as they are tested, on short chains in the first tenth.
+    half of the steps are short ones, most of which end at a result that stands nowhere else. The others are responses as
+    they are tested, on short chains while less than a tenth of the training is `done`.
     """
     rng = Random(f"{seed}/{step}")
-    if step % (2 if done < 0.6 else 4) == 0:
+    if step % 2 == 0:
         rows = _short(worlds, rng, batch)
         return rows, max(len(words(response)) for _, response in rows)
     short = done < 0.1
