@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-TASK = os.environ.get("UNMASK_TASK", "stories")
+TASK = os.environ.get("UNMASK_TASK", "compass")
 METHODS = ("top-probability", "suffix-anchor", "sacm")
 ONE = ("failure-modes", "progress")  # figures of one question
 FIGURES = {

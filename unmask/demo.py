@@ -19,19 +19,21 @@ from unmask.trace import record
 
 METHODS = ("top-probability", "suffix-anchor", "sacm")
 TASKS = ("stories", "cups", "compass")
+SHOWN = 2  # of compass: a question chosen because it shows both failures; how often they happen, the table says
 
 
 def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("replay.html")) -> None:
     """Prints as it goes; `questions` a task."""
     tasks = [find(name) for name in TASKS]
-    one = tasks[0].tuning_rows().rows[0]  # validation rows: the test rows are for measuring
+    task = find("compass")
+    one = task.tuning_rows().rows[SHOWN]  # validation rows: the test rows are for measuring
     console.print(f"\n[bold]{one['question']}[/bold]  (right: {one['answer']})")
     console.print("Lighter boxes were decoded earlier; ∅ is end of text; what stands in [brackets] was pinned.\n", markup=False)
     columns = []
     for name in METHODS:
         columns.append(column := Column(name, model))
-        made = unmask.generate(model, one["question"], adapted(tasks[0], unmask.METHODS[name], {})[0], watch=[column])
-        verdict = "right" if tasks[0].grade(made.text, one).correct else "wrong"
+        made = unmask.generate(model, one["question"], adapted(task, unmask.METHODS[name], {})[0], watch=[column])
+        verdict = "right" if task.grade(made.text, one).correct else "wrong"
         column.finish(f"{verdict}, EOT {made.eot_ratio:.2f}, {made.forwards} forwards")
     console.print(View(columns, whole=True))
 
@@ -45,7 +47,7 @@ def demo(model: Any, console: Console, questions: int = 12, out: Path = Path("re
         "EOT: share of the response that is end-of-text. Before the answer: share of the slots before the anchor that "
         "were decoded when the answer was; near 0, it was blurted out.\n"
     )
-    runs = [r for name in METHODS for r in record(model, [one["question"]], name, adapted(tasks[0], unmask.METHODS[name], {})[0])]
+    runs = [r for name in METHODS for r in record(model, [one["question"]], name, adapted(task, unmask.METHODS[name], {})[0])]
     replay.write(out, runs)
     console.print(f"Watch it happen: open [bold]{out}[/bold] in a browser.")
 
