@@ -27,8 +27,8 @@ FIGURES = {
 }
 # name: width, height, colour scheme, how far along, and whether a token is pointed at
 PAGES = {
-    "replay": (1280, 1190, "light", 0.3, True),
-    "replay-dark": (1280, 1190, "dark", 0.6, False),
+    "replay": (1280, 1250, "light", 0.3, True),
+    "replay-dark": (1280, 1250, "dark", 0.6, False),
     "replay-phone": (390, 844, "light", 0.5, False),
 }
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
