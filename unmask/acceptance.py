@@ -99,9 +99,8 @@ def _right(
     for rows in torch.arange(len(prompts)).split(100):
         hidden = module.hidden(ids[rows], valid[rows])
         logits = module.head(hidden[torch.arange(len(rows)), width + slots[rows]])
-        if among:
-            logits = torch.full_like(logits, -torch.inf).index_copy(1, torch.tensor(among), logits[:, among])
-        hits += int((logits.argmax(-1) == truth[rows]).sum())
+        best = torch.tensor(among)[logits[:, among].argmax(-1)] if among else logits.argmax(-1)
+        hits += int((best == truth[rows]).sum())
     return hits / len(prompts)
 
 

@@ -1034,14 +1034,14 @@ def accept(args: argparse.Namespace) -> None:
     import unmask
     from unmask import acceptance
 
+    if not (args.out or args.freeze):
+        raise UserError("name a file for what is measured: --out acceptance.jsonl")
     model, rainbow = unmask.load(args.model), unmask.load(args.rainbow)
     directories = Path(str(model.path)), Path(str(rainbow.path))
     if args.freeze:
         acceptance.freeze(*directories)
         print(f"{acceptance.FROZEN}: commit it, then decode test rows")
         return
-    if not args.out:
-        raise UserError("name a file for what is measured: --out acceptance.jsonl")
     if args.split == "test":
         acceptance.check_frozen(*directories)
     runs = [name.strip() for name in args.runs.split(",")] if args.runs else list(acceptance.RUNS)
