@@ -13,13 +13,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from unmask.demo import SHOWN
+
 DOCS = Path(__file__).parent
-TASK = os.environ.get("UNMASK_TASK", "compass")
+TASK, ROW = SHOWN[0], str(SHOWN[1])
 METHODS = ("top-probability", "suffix-anchor", "sacm")
-ONE = ("failure-modes", "progress")  # figures of one question
 FIGURES = {
-    "failure-modes": ["figure", "failure-modes", "--task", TASK, "--split", "tuning"],
-    "progress": ["figure", "progress", "--task", TASK, "--split", "tuning"],
+    "failure-modes": ["figure", "failure-modes", "--task", TASK, "--split", "tuning", "--rows", ROW],
+    "progress": ["figure", "progress", "--task", TASK, "--split", "tuning", "--rows", ROW],
     "effects": ["figure", "effects", "--task", TASK, "--limit", "48"],
     "parallelism": ["figure", "parallelism", "--task", TASK, "--limit", "48"],
     "sensitivity": ["figure", "sensitivity", "--task", TASK, "--limit", "48"],
@@ -40,33 +41,13 @@ def unmask(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "unmask", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-def question() -> str:
-    """The number of the first question that plain and anchored decoding get wrong and SACM right: chosen to show the
-    mechanism, from the tuning rows. How often each is right is for the figures over many test rows to say. UNMASK_ROW decides otherwise."""
-    if row := os.environ.get("UNMASK_ROW"):
-        return row
-    import unmask as package
-    from unmask.evaluate import adapted
-    from unmask.tasks import find
-
-    model, task = package.load("tiny"), find(TASK)
-    rows = task.tuning_rows().rows[:24]
-    right = {}
-    for name in METHODS:
-        strategy = adapted(task, package.METHODS[name], {})[0]
-        made = package.generate(model, [task.render(row) for row in rows], strategy, length=task.length, batch=24)
-        right[name] = [bool(task.grade(g.text, row).correct) for g, row in zip(made, rows, strict=True)]
-    plain, anchored, ours = right.values()
-    return str(next((i for i in range(len(rows)) if ours[i] and not plain[i] and not anchored[i]), 0))
-
-
-def pages(names: list[str], row: str) -> None:
+def pages(names: list[str]) -> None:
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("UNMASK_CHROMIUM") or shutil.which("chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         replay = Path(folder) / "replay.html"
-        unmask("trace", "--task", TASK, "--split", "tuning", "--rows", row, "--methods", ",".join(METHODS), "-o", str(replay))
+        unmask("trace", "--task", TASK, "--split", "tuning", "--rows", ROW, "--methods", ",".join(METHODS), "-o", str(replay))
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         for name in names:
             width, height, scheme, share, point = PAGES[name]
@@ -83,7 +64,7 @@ def pages(names: list[str], row: str) -> None:
         browser.close()
 
 
-def live(row_number: str) -> None:
+def live() -> None:
     """The last screen of `unmask compare --live`, as the terminal shows it."""
     from rich.console import Console
 
@@ -93,7 +74,7 @@ def live(row_number: str) -> None:
     from unmask.tasks import find
 
     model, task = package.load("tiny"), find(TASK)
-    row = task.tuning_rows().rows[int(row_number)]
+    row = task.tuning_rows().rows[int(ROW)]
     columns = []
     for name in METHODS:
         columns.append(column := Column(name, model))
@@ -110,14 +91,13 @@ def main(names: list[str]) -> None:
     wanted = names or [*PAGES, *FIGURES, "live"]
     if unknown := set(wanted) - {*PAGES, *FIGURES, "live"}:
         sys.exit(f"no picture {', '.join(sorted(unknown))}; there are {', '.join([*PAGES, *FIGURES, 'live'])}")
-    row = question() if {*PAGES, *ONE, "live"} & set(wanted) else "0"
     if some := [name for name in wanted if name in PAGES]:
-        pages(some, row)
+        pages(some)
     for name in wanted:
         if name in FIGURES:
-            unmask(*FIGURES[name], *(["--rows", row] if name in ONE else []), "-o", str(DOCS / f"{name}.png"))
+            unmask(*FIGURES[name], "-o", str(DOCS / f"{name}.png"))
     if "live" in wanted:
-        live(row)
+        live()
 
 
 if __name__ == "__main__":
