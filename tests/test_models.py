@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import unmask
-from unmask import Canvas, Strategy, UserError
+from unmask import Canvas, Strategy, UserError, Vocab
 from unmask.models.denoisers import chain
-from unmask.reading import run
-from unmask.selection import Threshold
+from unmask.reading import Prediction, run
+from unmask.selection import EntropyBound, Fixed, Quota, Threshold
+from unmask.step import Step
 from unmask.watchers import NearTies
 
 
@@ -178,15 +179,47 @@ def test_wrap_takes_any_module_with_logits(llada, dream):
     assert both[0] == both[1]
 
 
+@pytest.mark.parametrize("method", ["top-probability", "fast-dllm", "eb-sampler"])
 @pytest.mark.parametrize("name", ["llada", "dream"])
-def test_a_batch_equals_its_rows_or_a_near_tie_tells_why(request, name):
+def test_a_batch_equals_its_rows_or_a_near_tie_tells_why(request, name, method):
     model = unmask.load(request.getfixturevalue(name))
     prompts = ["Tom", "What is 12 * 7? Tom has 3 apples", "Dear Ada", "How many?"]
-    together = unmask.generate(model, prompts, Strategy(), length=16, batch=4)
+    together = unmask.generate(model, prompts, method, length=16, batch=4)
     for prompt, row in zip(prompts, together, strict=True):
         near = NearTies(1e-4)
-        alone = unmask.generate(model, [prompt], Strategy(), length=16, watch=[near])[0]
+        alone = unmask.generate(model, [prompt], method, length=16, watch=[near])[0]
         assert alone.tokens == row.tokens or int(near.counts) > 0
+
+
+@pytest.mark.parametrize(("select", "score", "near"), [
+    (Threshold(0.9), [0.95, 0.90005, 0.5], 1), (Threshold(0.9), [0.95, 0.8, 0.5], 0), (Quota(Fixed(1)), [0.7, 0.69995, 0.5], 1),
+    (EntropyBound(0.1), [0.9, 0.8, 0.5], 1), (EntropyBound(0.2), [0.9, 0.8, 0.5], 0),
+])  # fmt: skip
+def test_near_ties_see_the_line_a_rule_draws(select, score, near):
+    canvas, strategy = Canvas.blank([[1]], 3, Vocab(9)), Strategy(select=select)
+    seen = Prediction(margin=torch.ones(1, 3), entropy=torch.tensor([[0.3, 0.10005, 0.9]]))
+    step = Step(canvas, strategy, slice(0, 3), 0, 3, torch.tensor([3]), 0, None, seen=seen)
+    counts = NearTies(1e-4)
+    counts(step, torch.tensor([score]), select(step, torch.tensor([score])))
+    assert bool(counts.counts) == bool(near)
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_rows_that_are_done_are_not_run_again(request, name, monkeypatch):
+    model, one = unmask.load(request.getfixturevalue(name)), Strategy(select=Quota(Fixed(1)))
+    prompts = [model.encode("Tom has"), model.encode("What is 12 * 7?"), model.encode("Tom")]
+    given = [[7] * 12, [model.vocab.mask_id] * 3 + [7] * 9, [model.vocab.mask_id] * 12]  # none, three, all slots open
+    canvas = Canvas.blank(prompts, 12, model.vocab).with_response(torch.tensor(given))
+    ran, hidden = [], model.module.hidden
+    with torch.inference_mode():
+        alone = [
+            run(unmask.decode(Canvas.blank([p], 12, model.vocab).with_response(torch.tensor([g])), one), chain(model.module))
+            for p, g in zip(prompts, given, strict=True)
+        ]
+        monkeypatch.setattr(model.module, "hidden", lambda ids, valid: ran.append(len(ids)) or hidden(ids, valid))
+        done = run(unmask.decode(canvas, one), chain(model.module))
+    assert ran == [2] * 3 + [1] * 9 and done.forwards.tolist() == [0, 3, 12]
+    assert done.canvas.response.tolist() == [single.canvas.response[0].tolist() for single in alone]
 
 
 def test_forward_memory_does_not_grow_with_rows_times_slots_times_vocabulary(llada):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TextIO
 
 import torch
@@ -44,9 +45,9 @@ class Stream:
 
 
 class NearTies:
-    """Counts decisions that rounding could turn: selections whose score is within `tolerance` of one passed over, and
-    tokens whose two best candidates are. On a real model under a Quota, only there can a batch differ from its rows
-    alone; a threshold adds scores close to its cut, which are not counted."""
+    """Counts decisions that rounding could turn: a score within `tolerance` of one passed over or of where the selection
+    rule draws its line, and tokens whose two best candidates are that close. On a real model a batch differs from its
+    rows alone only there."""
 
     needs = frozenset({"margin"})
 
@@ -58,4 +59,8 @@ class NearTies:
         passed = score.masked_fill(~(step.eligible & ~chosen), -torch.inf).amax(1)
         lowest = score.masked_fill(~chosen, torch.inf).amin(1)
         near = (lowest - passed <= self.tolerance).long() + (chosen & (step.seen.margin <= self.tolerance)).sum(1)
+        for shift in (self.tolerance, -self.tolerance):  # all surer, or all less sure: does a threshold then choose others?
+            entropy = None if step.seen.entropy is None else step.seen.entropy - shift
+            moved = replace(step, seen=replace(step.seen, entropy=entropy))
+            near = near + (step.strategy.select(moved, score + shift) != chosen).any(1)
         self.counts = near if self.counts is None else self.counts + near

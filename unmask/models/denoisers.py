@@ -27,7 +27,7 @@ class Opens(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward an ask."""
+    """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward an ask, of the rows that ask."""
 
     module: Any = field(repr=False)
 
@@ -35,10 +35,11 @@ class Plain:
         return self
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
-        canvas = ask.canvas
-        hidden = self.module.hidden(canvas.ids, canvas.valid)
-        at = canvas.start + slots - int(self.module.shifted)
-        return _head(self.module, hidden[rows, at.clamp(min=0)])
+        ids, valid, at = ask.canvas.ids, ask.canvas.valid, ask.canvas.start + slots - int(self.module.shifted)
+        live, row = rows.unique(return_inverse=True)
+        if len(live) < len(ids) and getattr(self.module, "rowwise", True):  # rows that are done are not run again
+            ids, valid, rows = ids[live], valid[live], row
+        return _head(self.module, self.module.hidden(ids, valid)[rows, at.clamp(min=0)])
 
 
 @dataclass(frozen=True)

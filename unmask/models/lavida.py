@@ -210,6 +210,7 @@ class Seeing:
     """
 
     shifted = False
+    rowwise = False  # which picture belongs to which row is known by counting, so every row is run
 
     def __init__(self, module: LlavaLladaForMaskedDiffusion, images: Sequence[Any] = (), columns: int | None = None):
         self.module, self.images, self.columns = module, images, columns
