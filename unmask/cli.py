@@ -995,8 +995,8 @@ def verify(args: argparse.Namespace) -> None:
     "bench", "speed and memory of decoding, as ratios within one run",
     """
   unmask bench
-  unmask bench --json --repeats 9""",
-    option("--repeats", type=int, default=8, metavar="N", help="rounds; each times every step of every variant once (default: 8)"),
+  unmask bench --json --seconds 60                      a noisy machine wants more rounds""",
+    option("--seconds", type=float, default=12, metavar="S", help="how long each of the two shapes is timed (default: 12)"),
     option("--device", default="cpu"),
     option("--json", action="store_true", help="the whole record"),
 )  # fmt: skip
@@ -1005,7 +1005,7 @@ def bench(args: argparse.Namespace) -> None:
     from unmask.bench import bench as measured
     from unmask.workers import speedup
 
-    records = list(progress(measured(args.repeats, args.device), len(SHAPES), "timing"))
+    records = list(progress(measured(args.seconds, args.device), len(SHAPES), "timing"))
     times = speedup()
     if args.json:
         print(json.dumps({"machine": machine(), "workers_speedup": times, "shapes": records}, indent=1))

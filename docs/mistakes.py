@@ -1,0 +1,55 @@
+"""Why responses of the bundled model are wrong, from when each word was decoded: python docs/mistakes.py [METHOD [TASK ...]]
+
+For every wrong answer on 100 validation questions: the first word of the chain that is wrong, and whether what it follows
+from (an operation from its ordinal, a state from that and the result before it, a result from its state and operation)
+had been decoded when it was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import unmask
+from unmask.generation import generations
+from unmask.tasks import toy
+
+
+def first_mistake(question: toy.Question, words: list[str], when: list[int]) -> str:
+    """A step is seven words: "Second triple , 1 gives 3 ." """
+    state = question.start
+    results = toy.WORLDS[question.world].follow(state, question.operations)
+    for number, (operation, result) in enumerate(zip(question.operations, results, strict=True)):
+        if toy.ORDINALS[number] not in words:
+            return "a step is missing"
+        at = words.index(toy.ORDINALS[number])
+        for name, slot, truth, grounds in (
+            ("an operation", at + 1, operation, (at,)),
+            ("a state", at + 3, state, (at, at - 2) if number else (at,)),
+            ("a result", at + 5, result, (at + 1, at + 3)),
+        ):
+            if words[slot : slot + 1] != [truth]:
+                early = any(when[ground] >= when[slot] for ground in grounds)
+                return name + (", decoded before what it follows from" if early else ", although what it follows from was there")
+        state = result
+    further = any(ordinal in words for ordinal in toy.ORDINALS[len(question.operations) :])
+    return "a made-up further step" if further else "none: the answer is not where the chain ends"
+
+
+def main(method: str = "sacm", *tasks: str) -> None:
+    model: Any = unmask.load("tiny")
+    for task in tasks or toy.WORLDS:
+        asked = toy.questions(task, "validation", 100)
+        made = generations(model, [q.prompt for q in asked], unmask.METHODS[method], length=model.length, batch=50)
+        found = Counter(
+            first_mistake(question, [model.tokenizer.decode([token]).strip() for token in g.tokens], g.order)
+            for question, g in zip(asked, made, strict=True) if not toy.right(question, g.text)
+        )  # fmt: skip
+        print(f"{method} on {task}: {found.total()} of {len(asked)} wrong; the first mistake in the chain:")
+        for what, count in found.most_common():
+            print(f"  {count:3}  {what}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
