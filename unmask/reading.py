@@ -58,7 +58,7 @@ def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
     rows, slots = ask.where.nonzero(as_tuple=True)
     logits = denoiser.logits(ask, rows, slots)
     parts: list[dict[str, Tensor]] = []
-    done, size = 0, CHUNK // 2**17  # V is known from the first chunk on; till then, as if it were 131,072
+    done, size = 0, max(1, CHUNK // 2**17)  # V is known from the first chunk on; till then, as if it were 131,072
     while done < len(rows):
         part = logits(slice(done, done + size))
         parts.append(ask.read(part, rows[done : done + size], slots[done : done + size], ask))
