@@ -15,6 +15,7 @@ from unmask import figures, trace
 from unmask.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.errors import UserError
 from unmask.statistics import wilson
+from unmask.tasks import find
 
 pytest.importorskip("matplotlib", reason='tests of the figures need matplotlib: pip install "unmask[figures]"')
 
@@ -82,6 +83,12 @@ def test_anchors_by_text_and_place():
     texts, _, places = figures.anchors(records).axes
     assert [label.get_text() for label in texts.get_yticklabels()] == ["“The answer is”", "“it's \"so\"”", "“.”"]
     assert list(places.containers[1][0].get_xdata()) == [20, 30, 40]
+
+
+@pytest.mark.parametrize(("length", "places"), [(256, [-20, -30, -40, -50, -60]), (96, [-8, -11, -15, -19, -23])])
+def test_anchors_stand_in_proportion_to_the_response(length, places):
+    runs = figures.grid("anchors", find("stories"), length)
+    assert [strategy.anchors[0].at for _, strategy, _ in runs[-5:]] == places
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

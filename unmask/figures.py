@@ -399,6 +399,7 @@ def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:
         axis.set_yticklabels([f"“{text}”" for text in rows] if axis is axes[0] else [], parse_math=False)
         axis.grid(alpha=0.25, linewidth=0.5)
     axes[2].set(xlabel="anchor's place: slots before the end", ylabel="accuracy, %")
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[2].set_title(f"“{first}”", parse_math=False)
     axes[2].grid(alpha=0.25, linewidth=0.5)
     axes[2].legend(frameon=False)
@@ -408,13 +409,14 @@ def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:
 # ---------------------------------------------------------------- runs made afresh
 
 TEXTS = ("The answer is", "Therefore, the answer is", "Answer:", ",", ".", "is")  # the paper's anchors
-PLACES = (-20, -30, -40, -50, -60)
+PLACES = (-20, -30, -40, -50, -60)  # of 256 slots
 VARIED = {"kappa": (6, 8, 10, 12, 14, 16), "beta": (1.0, 1.1, 1.2, 1.3, 1.4, 1.5), "gamma": (0.4, 0.55, 0.7, 0.85, 1.0, 1.15)}
 
 
 def grid(kind: str, task: Any, length: int) -> list[tuple[str, Any, int | None]]:
     """The runs a figure is made of, as the paper varies them: method, strategy, steps (None: the method's own)."""
     from unmask.evaluate import adapted
+    from unmask.experiments.tables import LONGEST, proportional
     from unmask.methods import METHODS
 
     ours, alone, plain = (adapted(task, METHODS[name], {})[0] for name in ("sacm", "suffix-anchor", "top-probability"))
@@ -427,7 +429,7 @@ def grid(kind: str, task: Any, length: int) -> list[tuple[str, Any, int | None]]
     if kind == "sensitivity":
         return [("sacm", ours.with_(**{name: value}), None) for name, values in VARIED.items() for value in values]
     texts = [(name, rule.with_(text=text), None) for name, rule in (("suffix-anchor", alone), ("sacm", ours)) for text in TEXTS]
-    places = [at for at in PLACES if -at <= length]
+    places = [-proportional(-at, min(length, LONGEST), LONGEST) for at in PLACES]  # or the reasoning has no room before them
     return texts + [(name, rule.with_(at=at), None) for name, rule in (("suffix-anchor", alone), ("sacm", ours)) for at in places]
 
 
