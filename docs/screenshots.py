@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from unmask.demo import SHOWN
+from unmask.paper.demo import SHOWN
 
 DOCS = Path(__file__).parent
 TASK, ROW = SHOWN[0], str(SHOWN[1])
@@ -69,9 +69,9 @@ def live() -> None:
     from rich.console import Console
 
     import unmask as package
-    from unmask.evaluate import adapted
-    from unmask.live import Column, View
+    from unmask.evaluation.evaluate import adapted
     from unmask.tasks import find
+    from unmask.views.live import Column, View
 
     model, task = package.load("tiny"), find(TASK)
     row = task.tuning_rows().rows[int(ROW)]

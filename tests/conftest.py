@@ -1,4 +1,4 @@
-"""Tests run single-threaded and offline, and may import their neighbours."""
+"""Tests run single-threaded and offline, and share what is in `support`."""
 
 import os
 import sys
@@ -8,13 +8,13 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent))  # for `support`
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Random weights, smaller than the bundled model, for what is about bookkeeping."""
-    import checkpoints
+    from support import checkpoints
 
     return checkpoints.llada(tmp_path_factory.mktemp("model") / "small")
 

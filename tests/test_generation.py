@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 
-import checkpoints
 import pytest
 import torch
+from support import checkpoints
 
 import unmask
 from unmask import Strategy, UserError
 from unmask.generation import generations
-from unmask.watchers import Stream
+from unmask.views.stream import Stream
 
 PLAIN = "top-probability"
 

@@ -15,18 +15,18 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from unmask.algorithm import Step, Strategy, decode
-from unmask.canvas import Canvas, Vocab
-from unmask.confidence import NegativeEntropy, PublishedChance, PublishedUniform, TopMargin, TopProbability
-from unmask.images import views
-from unmask.models.denoisers import chain
-from unmask.models.dream import DreamModel
-from unmask.models.lavida import IMAGE, LlavaLladaForMaskedDiffusion, Seeing
-from unmask.models.layers import KV
-from unmask.models.llada import LLaDAModelLM
-from unmask.modifiers import Calibrate, LinearPosition, PositionDecay, RenormaliseEOT, SuppressEOT
-from unmask.reading import Argmax, Ask, ForbidEOT, PublishedGumbel, run
-from unmask.selection import (
+from unmask.decoding.algorithm import Step, Strategy, decode
+from unmask.decoding.canvas import Canvas, Vocab
+from unmask.decoding.reading import Argmax, Ask, ForbidEOT, PublishedGumbel, run
+from unmask.decoding.rules.confidence import (
+    NegativeEntropy,
+    PublishedChance,
+    PublishedUniform,
+    TopMargin,
+    TopProbability,
+)
+from unmask.decoding.rules.modifiers import Calibrate, LinearPosition, PositionDecay, RenormaliseEOT, SuppressEOT
+from unmask.decoding.rules.selection import (
     Chance,
     Cosine,
     Curve,
@@ -43,6 +43,12 @@ from unmask.selection import (
     Threshold,
     Timesteps,
 )  # fmt: skip
+from unmask.models.denoisers import chain
+from unmask.models.dream import DreamModel
+from unmask.models.images import views
+from unmask.models.lavida import IMAGE, LlavaLladaForMaskedDiffusion, Seeing
+from unmask.models.layers import KV
+from unmask.models.llada import LLaDAModelLM
 
 GOLDEN = Path(os.environ.get("UNMASK_GOLDEN", Path(__file__).parent / "golden"))
 RECORDS = json.loads((GOLDEN / "trajectories.json").read_text())

@@ -3,7 +3,7 @@
 import pytest
 
 from unmask.errors import UserError
-from unmask.statistics import mcnemar, paired, spread, wilson
+from unmask.evaluation.significance import mcnemar, paired, spread, wilson
 from unmask.tasks import find, tasks
 from unmask.tasks.extract import boxes, clean, numbers, peel, stated_number
 from unmask.tasks.math import equal

@@ -12,26 +12,31 @@ __version__ = "0.1.0"
 
 # Names are looked up when first used, so that importing the package costs nothing.
 _WHERE = {
-    "load": "unmask.models", "wrap": "unmask.models", "Model": "unmask.models",
-    "generate": "unmask.generation", "generations": "unmask.generation", "Generation": "unmask.generation",
-    "decode": "unmask.algorithm", "run": "unmask.reading", "Strategy": "unmask.algorithm", "Step": "unmask.step",
-    "SuffixAnchor": "unmask.algorithm", "AnchorModulation": "unmask.algorithm",
-    "METHODS": "unmask.methods", "method": "unmask.methods",
-    "Canvas": "unmask.canvas", "Vocab": "unmask.canvas",
-    "UserError": "unmask.errors",
-}  # fmt: skip
+    name: f"unmask.{module}"
+    for module, names in {
+        "models": "load wrap Model",
+        "generation": "generate generations Generation",
+        "decoding.algorithm": "decode Strategy SuffixAnchor AnchorModulation",
+        "decoding.methods": "METHODS method",
+        "decoding.canvas": "Canvas Vocab",
+        "decoding.step": "Step",
+        "decoding.reading": "run",
+        "errors": "UserError",
+    }.items()
+    for name in names.split()
+}
 
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from unmask.algorithm import AnchorModulation, Strategy, SuffixAnchor, decode
-    from unmask.canvas import Canvas, Vocab
+    from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor, decode
+    from unmask.decoding.canvas import Canvas, Vocab
+    from unmask.decoding.methods import METHODS, method
+    from unmask.decoding.reading import run
+    from unmask.decoding.step import Step
     from unmask.errors import UserError
     from unmask.generation import Generation, generate, generations
-    from unmask.methods import METHODS, method
     from unmask.models import Model, load, wrap
-    from unmask.reading import run
-    from unmask.step import Step
 
 
 def __getattr__(name: str) -> Any:

@@ -12,13 +12,13 @@ from typing import Any, overload
 
 import torch
 
-from unmask.algorithm import Strategy, decode
-from unmask.canvas import Canvas
+from unmask.decoding.algorithm import Strategy, decode
+from unmask.decoding.canvas import Canvas
+from unmask.decoding.methods import method as named
+from unmask.decoding.reading import Argmax, Gumbel, run
 from unmask.errors import UserError
-from unmask.images import opened
-from unmask.methods import method as named
 from unmask.models import Messages, Model
-from unmask.reading import Argmax, Gumbel, run
+from unmask.models.images import opened
 
 SPAN = re.compile(r"\[MASK(?:\*(\d+))?\]")  # [MASK] or [MASK*12] in infilled text
 

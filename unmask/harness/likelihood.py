@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unmask.canvas import Canvas
-from unmask.reading import Ask, Prediction, answer
+from unmask.decoding.canvas import Canvas
+from unmask.decoding.reading import Ask, Prediction, answer
 
 
 class Pair(NamedTuple):

@@ -18,15 +18,15 @@ from torch import distributed
 from tqdm import tqdm
 
 from unmask import __version__
-from unmask.algorithm import Strategy, decode
-from unmask.canvas import Canvas
+from unmask.decoding.algorithm import Strategy, decode
+from unmask.decoding.canvas import Canvas
+from unmask.decoding.methods import method
+from unmask.decoding.reading import run
 from unmask.errors import UserError
-from unmask.evaluate import adapted, frequency_hash, partition
+from unmask.evaluation.evaluate import adapted, frequency_hash, partition
 from unmask.generation import generate
 from unmask.harness.likelihood import Pair, log_likelihoods
-from unmask.methods import method
 from unmask.models import load
-from unmask.reading import run
 from unmask.tasks import Task, find
 
 LOADING = ("device", "dtype", "adapter", "quantize", "device_map", "revision", "frequencies")

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.canvas import Canvas, Vocab
+from unmask.decoding.canvas import Canvas, Vocab
+from unmask.decoding.reading import Denoiser
 from unmask.errors import UserError
 from unmask.models.denoisers import chain
-from unmask.reading import Denoiser
 
 Messages = Sequence[dict[str, str]]
 
@@ -282,7 +282,7 @@ def _ends(config: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _frequencies(where: Path, given: str | Path | None, module: Any) -> Tensor | None:
-    from unmask.frequencies import read
+    from unmask.models.frequencies import read
 
     file = Path(given) if given else where / "frequencies.json"
     if not given and not file.is_file():

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from unmask.canvas import Canvas
+from unmask.decoding.canvas import Canvas
+from unmask.decoding.reading import Ask, Denoiser
 from unmask.errors import UserError
 from unmask.models.layers import KV
-from unmask.reading import Ask, Denoiser
 
 Logits = Callable[[slice], Tensor]
 

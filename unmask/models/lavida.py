@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unmask import images as pictures
 from unmask.errors import UserError
 from unmask.models import Messages, Model
+from unmask.models import images as pictures
 from unmask.models.denoisers import chain
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
 

@@ -1,0 +1,106 @@
+"""What holds for every method, on drawn lengths, budgets, prompts and compositions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.scripted import Hashed, canvas, decoded, encode, fitted
+
+from unmask.decoding import algorithm, reading
+from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
+from unmask.decoding.methods import METHODS
+from unmask.decoding.rules import (
+    confidence,
+    modifiers,
+    selection,
+)
+
+# Any composition works: these stand for all the ways rules can meet.
+COMPOSED = {
+    "sacm + margin": METHODS["sacm-margin"],
+    "sacm + certainty": replace(METHODS["sacm"], confidence=confidence.Certainty()),
+    "sacm + threshold": replace(METHODS["sacm"], select=selection.Threshold(0.9), pace=1),
+    "sacm + factor": replace(METHODS["sacm"], select=selection.Factor(1.0)),
+    "sacm + blocks": METHODS["sacm"].with_(block=5),
+    "sacm + suppression": replace(METHODS["sacm"], defer=modifiers.SuppressEOT()),
+    "sacm + entropy bound + suppression": replace(
+        METHODS["sacm"], select=selection.EntropyBound(0.5), defer=modifiers.SuppressEOT()
+    ),
+    "sacm + remasking": replace(METHODS["sacm"], remask=selection.Remask(k=2), select=selection.Quota(selection.Fixed(2))),
+    "suppression + remasking in blocks": Strategy(
+        select=selection.Quota(selection.Fixed(1)), defer=modifiers.SuppressEOT(), block=5,
+        remask=selection.Remask(k=1, rounds=4, fresh=False),
+    ),
+    "factor + suppression": Strategy(select=selection.Factor(1.0), defer=modifiers.SuppressEOT()),
+    "threshold + suppression": Strategy(select=selection.Threshold(0.6), defer=modifiers.SuppressEOT()),
+    "sacm without progress": METHODS["sacm"].with_(gamma=0),
+    "two anchors": Strategy(anchors=(SuffixAnchor("a b"), SuffixAnchor("c", at=1)), modifiers=(AnchorModulation(),)),
+    "uncode + blocks + temperature": replace(METHODS["uncode"], block=3, read=reading.Gumbel(temperature=0.7)),
+    "linear position": Strategy(modifiers=(modifiers.LinearPosition(),), block=4),
+    "threshold within a pace": Strategy(select=selection.Threshold(0.5, selection.Due())),
+    "leading slot": Strategy(block=4, select=selection.LeadingSlot()),
+    "dream's timesteps": Strategy(select=selection.Quota(selection.Timesteps())),
+    "uniform + temperature": Strategy(reading.Gumbel(temperature=1.0), confidence.Uniform()),
+    "forbidden + temperature": Strategy(reading.ForbidEOT(then=reading.Gumbel(temperature=1.0))),
+}
+ALL = {**METHODS, **COMPOSED}
+PROMPTS = st.lists(st.lists(st.integers(3, 11), min_size=1, max_size=6), min_size=1, max_size=3)
+
+
+def start(strategy: Strategy, prompts, length: int):
+    """A blank canvas with the strategy's anchors, placed where a short response has room."""
+    strategy = strategy if len(strategy.anchors) > 1 else fitted(strategy, -4)
+    strategy = replace(strategy, anchors=tuple(a if a.at != -20 else replace(a, at=-4) for a in strategy.anchors))
+    if any(isinstance(a, modifiers.Template) for a in strategy.anchors):
+        strategy = replace(strategy, anchors=(modifiers.Template(("a", "b"), at=-4),))
+    return strategy, strategy.prepare(canvas(length, prompts), encode)
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=8, deadline=None)
+@given(prompts=PROMPTS, length=st.integers(6, 21), steps=st.integers(1, 24), seed=st.integers(0, 99))
+def test_laws(name: str, prompts, length: int, steps: int, seed: int) -> None:
+    strategy, before = start(ALL[name], prompts, length)
+    done = decoded(denoiser := Hashed(), before, strategy, steps, seed=seed)
+    after = done.canvas
+    assert not after.masked.any(), "no mask is left"
+    assert torch.equal(after.ids[:, : after.start], before.ids[:, : before.start]), "the prompt is untouched"
+    assert torch.equal(after.response[before.fixed], before.response[before.fixed]), "fixed tokens are untouched"
+    assert len(denoiser.asks) <= strategy.bound(length, steps), "forwards are within the bound"
+    assert int(done.forwards.max()) <= len(denoiser.asks)
+    assert all(ask.where.any() for ask in denoiser.asks), "no forward is made that cannot decode anything"
+    assert ((after.when >= 0) == ~before.fixed).all(), "every slot knows when it was decoded"
+
+    again = decoded(Hashed(), before, strategy, steps, seed=seed)
+    assert torch.equal(again.canvas.ids, after.ids), "same seed, same tokens"
+
+    for row, prompt in enumerate(prompts):
+        alone = strategy.prepare(canvas(length, [prompt]), encode)
+        single = decoded(Hashed(), alone, strategy, steps, seed=seed + row)
+        assert torch.equal(single.canvas.response[0], after.response[row]), "a batch equals its rows alone"
+        assert int(single.forwards) == int(done.forwards[row])
+        assert (int(single.ties), int(single.chosen)) == (int(done.ties[row]), int(done.chosen[row]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_strategy_is_its_recipe(name: str) -> None:
+    names = {k: v for m in (algorithm, confidence, modifiers, reading, selection) for k, v in vars(m).items()}
+    assert eval(repr(ALL[name]), names) == ALL[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_infilled_text_stays(name: str) -> None:
+    strategy = replace(ALL[name], anchors=())
+    before = canvas(12).pin([5, 6, 7], 0).pin([8], 9)
+    after = decoded(Hashed(), before, strategy, 5).canvas
+    assert after.response[0, [0, 1, 2, 9]].tolist() == [5, 6, 7, 8]
+    assert not after.masked.any()
+
+
+def test_nothing_to_fill_makes_no_forward() -> None:
+    done = decoded(denoiser := Hashed(), canvas(3).pin([5, 6, 7], 0), Strategy(), 3)
+    assert (len(denoiser.asks), done.forwards.tolist()) == (0, [0])

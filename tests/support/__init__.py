@@ -1,0 +1,1 @@
+"""What tests share: scripted denoisers, small checkpoints, the command line."""

@@ -1,0 +1,202 @@
+"""From logits to a few numbers a slot: which token, how sure. Logits exist chunk by chunk only, (n, V) at a time.
+
+B rows, L response slots, V tokens, n slots asked about in one chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from unmask.decoding.canvas import Canvas
+
+Result = TypeVar("Result")
+CHUNK = 2**24  # logits held at once, by all rows together: 64 MB in float32
+TOP = 5  # candidates kept where a watcher asks for them
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a decode asks of the model: the prediction at the True slots of `where` (B, L), all within `window`."""
+
+    canvas: Canvas
+    window: slice
+    where: Tensor
+    read: Reader
+    forward: int  # which forward of the decode this is
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """(B, L) each, 0 where nothing was asked; only what the rules and watchers need is filled in."""
+
+    token: Tensor | Any = None  # x^0
+    p: Tensor | Any = None  # softmax probability of that token, [MASK] counted in the softmax
+    margin: Tensor | Any = None  # p1 - p2 of the two likeliest tokens that can be written
+    entropy: Tensor | Any = None  # in nats
+    certainty: Tensor | Any = None  # 1 - entropy / log V
+    eot: Tensor | Any = None  # total probability of the end-of-text tokens
+    current: Tensor | Any = None  # probability of the token that stands there now
+    top_ids: Tensor | Any = None  # (B, L, TOP) best candidates
+    top_p: Tensor | Any = None  # (B, L, TOP)
+
+
+class Denoiser(Protocol):
+    """M_theta opened on one canvas by `begin(canvas)`. `logits` makes one forward and returns them lazily:
+    the callable it gives turns a slice of the asked slots (rows and slots, (n,) each, row by row) into (n, V)."""
+
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Callable[[slice], Tensor]: ...
+
+
+def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
+    """One forward, read chunk by chunk: the peak does not grow with B x L x V."""
+    rows, slots = ask.where.nonzero(as_tuple=True)
+    logits = denoiser.logits(ask, rows, slots)
+    parts: list[dict[str, Tensor]] = []
+    done, size = 0, max(1, CHUNK // 2**17)  # V is known from the first chunk on; till then, as if it were 131,072
+    while done < len(rows):
+        part = logits(slice(done, done + size))
+        parts.append(ask.read(part, rows[done : done + size], slots[done : done + size], ask))
+        done, size = done + size, max(1, CHUNK // part.shape[-1])
+    whole: dict[str, Tensor] = {}
+    for name in parts[0] if parts else ():
+        values = torch.cat([part[name] for part in parts])
+        whole[name] = values.new_zeros((*ask.where.shape, *values.shape[1:]))
+        whole[name][rows, slots] = values
+    return Prediction(**whole)
+
+
+def run(decoding: Generator[Ask, Prediction, Result], denoiser: Denoiser) -> Result:
+    """Drive one decode to its end with one model."""
+    try:
+        ask = next(decoding)
+        while True:
+            ask = decoding.send(answer(denoiser, ask))
+    except StopIteration as done:
+        return done.value
+
+
+class Draws:
+    """Every random number of a decode. Row r has its own generator, seeded with seed + r (or seed[r]), so that a batch
+    draws what its rows alone would draw."""
+
+    def __init__(self, seed: int | Sequence[int], canvas: Canvas):
+        seeds = [seed + row for row in range(canvas.rows)] if isinstance(seed, int) else list(seed)
+        device = "cpu" if canvas.ids.device.type == "mps" else canvas.ids.device  # mps has no float64
+        self.rows = [torch.Generator(device).manual_seed(int(s)) for s in seeds]
+        self.shared = torch.Generator(device).manual_seed(int(seeds[0]))
+        self.kept: tuple[tuple[int, ...], Tensor] | None = None
+
+    def uniform(self, rows: Tensor, width: int) -> Tensor:
+        """(n, width) float64 in (0, 1) for the ascending row numbers `rows` (n,)."""
+        found, counts = rows.unique_consecutive(return_counts=True)
+        device, pieces = self.shared.device, []
+        for r, n in zip(found.tolist(), counts.tolist(), strict=True):
+            # On a CPU many numbers are the same as one after the other; elsewhere they are only if drawn slot by slot.
+            each = [n] if device.type == "cpu" else [1] * n
+            pieces += [torch.rand(k, width, dtype=torch.float64, generator=self.rows[r], device=device) for k in each]
+        drawn = torch.cat(pieces) if pieces else torch.rand(0, width, dtype=torch.float64, device=device)
+        return drawn if device == rows.device else drawn.float().to(rows.device)
+
+    def whole(self, forward: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One tensor for all rows from one generator, drawn once a forward: how the published code draws."""
+        if self.kept is None or self.kept[0] != (forward, *shape):
+            noise = torch.rand(*shape, generator=self.shared, dtype=dtype, device=self.shared.device)
+            self.kept = ((forward, *shape), noise)
+        return self.kept[1]
+
+
+class Reader:
+    """Reads one chunk of logits (n, V), which it may overwrite: the strategy's token choice and the numbers needed of it."""
+
+    def __init__(self, choose: Any, needs: frozenset[str], draws: Draws):
+        self.choose, self.needs, self.draws = choose, needs, draws
+
+    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask) -> dict[str, Tensor]:
+        vocab = ask.canvas.vocab
+        logits = logits.float()
+        if forbidden := self.choose.forbidden(vocab):
+            logits[:, list(forbidden)] = -torch.inf
+        log_z = logits.logsumexp(-1, keepdim=True)
+        out: dict[str, Tensor] = {}
+        if self.needs & {"entropy", "certainty"}:
+            out["entropy"] = torch.special.entr((logits - log_z).exp_()).sum(-1)
+            out["certainty"] = 1 - out["entropy"] / math.log(logits.shape[-1])
+        if "eot" in self.needs:
+            out["eot"] = (logits[:, list(vocab.eot_ids)] - log_z).exp().sum(-1)
+        if "current" in self.needs:
+            now = ask.canvas.response[rows, slots][:, None]
+            out["current"] = (logits.gather(-1, now) - log_z).exp().squeeze(-1)
+        if "top" in self.needs:
+            best, out["top_ids"] = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
+            out["top_p"] = (best - log_z).exp()
+        logits[:, vocab.mask_id] = -torch.inf  # never written, but counted in the softmax
+        if "margin" in self.needs:
+            best = (logits.topk(2, dim=-1).values - log_z).exp()
+            out["margin"] = best[:, 0] - best[:, 1]
+        value, out["token"] = self.choose(logits, rows, slots, ask, self.draws)
+        out["p"] = (value - log_z.squeeze(-1)).exp()
+        return out
+
+
+# Which token stands at a slot: logits (n, V) -> its logit and its id, (n,) each.
+
+
+@dataclass(frozen=True)
+class Argmax:
+    """The likeliest token (temperature 0). `forbid` holds ids that are never written, as if their logits were -inf."""
+
+    forbid: tuple[int, ...] = ()
+
+    def forbidden(self, vocab: Any) -> tuple[int, ...]:
+        return self.forbid
+
+    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
+        best = logits.max(-1)
+        return best.values, best.indices
+
+
+@dataclass(frozen=True)
+class Gumbel(Argmax):
+    """A sample at `temperature`, by Gumbel-max in float64 as LLaDA does it: argmax(l - T ln(-ln u)).
+    The confidence stays that of the un-noised softmax. Every row draws from its own generator."""
+
+    temperature: float = 1.0
+
+    def noise(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> Tensor:
+        return draws.uniform(rows, logits.shape[-1])
+
+    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
+        u = self.noise(logits, rows, slots, ask, draws)
+        token = (logits.to(u.dtype) - self.temperature * (-u.log_()).log_()).argmax(-1)
+        return logits.gather(-1, token[:, None]).squeeze(-1), token
+
+
+@dataclass(frozen=True)
+class PublishedGumbel(Gumbel):
+    """As the published loop draws: noise for all of (B, P + L, V) from one generator. For parity only: it costs that
+    memory, and a row's tokens depend on the batch."""
+
+    def noise(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> Tensor:
+        u = draws.whole(ask.forward, *ask.canvas.ids.shape, logits.shape[-1], dtype=torch.float64)
+        return u[rows, ask.canvas.start + slots]
+
+
+@dataclass(frozen=True)
+class ForbidEOT(Argmax):
+    """`logits_eos_inf`: the end-of-text logit is -inf before the choice, so it is never written. LLaDA's published
+    option takes the first end-of-text id alone; `every` takes them all. Another choice can follow by `then`."""
+
+    every: bool = False
+    then: Argmax = Argmax()
+
+    def forbidden(self, vocab: Any) -> tuple[int, ...]:
+        return (*self.forbid, *self.then.forbidden(vocab), *(vocab.eot_ids if self.every else vocab.eot_ids[:1]))
+
+    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
+        return self.then(logits, rows, slots, ask, draws)

@@ -1,0 +1,1 @@
+"""The rules a method is made of, each a frozen dataclass."""

@@ -1,0 +1,128 @@
+"""c -> c~ of the baselines, what is deferred, and the template. The paper's own modulation is in algorithm.py.
+
+A modifier takes a Step and a score (B, L) and returns a new score; what it multiplies must not be negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from unmask.decoding.canvas import Canvas
+from unmask.errors import UserError
+
+if TYPE_CHECKING:
+    from unmask.decoding.step import Step
+
+
+def is_eot(step: Step) -> Tensor:
+    """(B, L) bool: the predicted token is an end-of-text token."""
+    ends = torch.tensor(step.canvas.vocab.eot_ids, device=step.seen.token.device)
+    return torch.isin(step.seen.token, ends)
+
+
+@dataclass(frozen=True)
+class SuppressEOT:
+    """Direct EOT suppression: a slot whose prediction is end-of-text is chosen last (`defer`), at every temperature.
+
+    The paper's "negative-infinity confidence", as a matter of rank: among themselves they keep their own order.
+    """
+
+    def __call__(self, step: Step) -> Tensor:
+        return is_eot(step)
+
+
+@dataclass(frozen=True)
+class RenormaliseEOT:
+    """What LLaDA's published `confidence_eos_eot_inf` does besides: the softmax leaves the end-of-text tokens out.
+
+    c~_i = c_i / (1 - p_i(EOT)), and 0 where the prediction is one. Goes with `defer=SuppressEOT()`.
+    """
+
+    needs: ClassVar = frozenset({"eot"})
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        return torch.where(is_eot(step), 0.0, score / (1 - step.seen.eot).clamp(min=1e-30))
+
+
+def frequencies(step: Step, tokens: Tensor) -> Tensor:
+    """(B, L) background frequency of `tokens`."""
+    table = step.canvas.vocab.frequency
+    if table is None:
+        raise UserError(
+            "UNCODE needs a token frequency table: make one with `unmask frequencies CORPUS --model M` and pass --frequencies FILE"
+        )
+    return table.to(tokens.device)[tokens]
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """UNCODE's calibration: c~_i = min(-c_i ln(f(x_i) + 1e-9), alpha), f the background frequency of the token."""
+
+    alpha: float = 10.0
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        return (-score * torch.log(frequencies(step, step.seen.token) + 1e-9)).clamp(max=self.alpha)
+
+
+@dataclass(frozen=True)
+class PositionDecay:
+    """UNCODE's trajectory prior: c~_i = c_i exp(-lambda_ (i - i0)).
+
+    Published with i0 the start of the block; here it is the row's first eligible slot, which ranks the same (one factor
+    for the whole row) and does not underflow late in a long response.
+    """
+
+    lambda_: float = 0.25
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        slots = torch.arange(step.canvas.length, device=score.device)
+        first = torch.where(step.eligible, slots, step.canvas.length).amin(1, keepdim=True)
+        return score * torch.exp(-self.lambda_ * (slots - first).clamp(min=0))
+
+
+@dataclass(frozen=True)
+class LinearPosition:
+    """PC-Sampler's linear variant: (1 - weight) n_i + weight (S - j) / S, j the place in a window of S slots, n the
+    calibrated confidence scaled to [0, 1] over *all* its slots, settled ones (with the token that stands there) too."""
+
+    weight: float = 0.25
+    alpha: float = 10.0
+    needs: ClassVar = frozenset({"everywhere"})
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        tokens = torch.where(step.canvas.masked, step.seen.token, step.canvas.response)
+        s = (-score * torch.log(frequencies(step, tokens) + 1e-9)).clamp(max=self.alpha)
+        inside = s[:, step.window]
+        low, high = inside.amin(1, keepdim=True), inside.amax(1, keepdim=True)
+        size = step.window.stop - step.window.start
+        place = torch.arange(step.canvas.length, device=score.device) - step.window.start
+        return (1 - self.weight) * (s - low) / (high - low).clamp(min=1e-9) + self.weight * (size - place) / size
+
+
+@dataclass(frozen=True)
+class Template:
+    """Template infilling: fixed pieces with masked slots after each, no modulation.
+
+    The paper gives the text but not the slot lengths: the last piece starts at slot `at` from the end, as the suffix
+    anchor does, and the pieces before it stand at equal distances from the first slot on.
+    """
+
+    pieces: tuple[str, ...] = ("Step 1:", "Step 2:", "Step 3:", "The answer is:")
+    at: int = -20
+
+    def __call__(self, canvas: Canvas, encode: Callable[[str], list[int]]) -> Canvas:
+        last = canvas.length + self.at if self.at < 0 else self.at
+        starts = [last * i // max(1, len(self.pieces) - 1) for i in range(len(self.pieces) - 1)] + [last]
+        for piece, start, room in zip(self.pieces, starts, [*starts[1:], canvas.length], strict=True):
+            tokens = encode(piece)
+            if start < 0 or start + len(tokens) > room:
+                raise UserError(
+                    f"the template does not fit a response of {canvas.length} tokens; give --length more room or --set at=N"
+                )
+            canvas = canvas.pin(tokens, start)
+        return canvas

@@ -1,0 +1,120 @@
+"""Settings by name: which rules a Strategy is made of, what they need, and the same method with other values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from unmask.errors import UserError
+
+
+def rules(strategy: Any) -> list[Any]:
+    """Every rule of the strategy, also those inside a rule (a schedule in a Quota)."""
+    found, queue = [], [strategy]
+    while queue:
+        value = queue.pop(0)
+        inner = value if isinstance(value, tuple) else [getattr(value, f.name) for f in fields(value)]
+        queue += [item for item in inner if isinstance(item, tuple) or is_dataclass(item)]
+        found += [value] if value is not strategy and is_dataclass(value) else []
+    return found
+
+
+def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
+    """What the rules and watchers read of a Prediction beyond token and p; "everywhere" asks about settled slots too."""
+    return frozenset().union(*(getattr(item, "needs", ()) for item in (*rules(strategy), *watch)))
+
+
+def check(strategy: Any, steps: int) -> None:
+    """Say no to what cannot be decoded, before a forward is spent on it."""
+    from unmask.decoding.rules.selection import Fixed, Quota
+
+    if steps < 1:
+        raise UserError(f"the number of steps must be at least 1, not {steps}")
+    if strategy.block is not None and strategy.block < 1:
+        raise UserError(f"a block has at least 1 token, not {strategy.block}")
+    if strategy.modifiers and getattr(strategy.confidence, "negative", False):
+        raise UserError("a modifier multiplies the confidence, which must not be negative: use Certainty() in place of NegativeEntropy()")
+    if strategy.remask and not (isinstance(strategy.select, Quota) and isinstance(strategy.select.schedule, Fixed)):
+        raise UserError("remasking counts its rounds in steps of a fixed size: it goes with select=Quota(Fixed(k)) only")
+
+
+def changed(strategy: Any, settings: dict[str, Any]) -> Any:
+    """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name."""
+    for name, value in settings.items():
+        name = f"{name}_" if name == "lambda" else name  # a word Python keeps for itself
+        if name in {f.name for f in fields(strategy)}:
+            strategy = replace(strategy, **{name: fitting(name, getattr(strategy, name), value)})
+            continue
+        owners = {type(rule).__name__ for rule in rules(strategy) if name in {f.name for f in fields(rule)}}
+        if not owners:
+            known = {f.name for rule in rules(strategy) for f in fields(rule) if simple(getattr(rule, f.name))}
+            raise UserError(f"this method has no setting {name!r}; it has {', '.join(sorted(known | {'block', 'pace'}))}")
+        if len(owners) > 1:
+            raise UserError(
+                f"{name!r} is a setting of {' and of '.join(sorted(owners))}: build this Strategy in Python"
+            )
+        strategy = _set(strategy, owners.pop(), name, value)
+    return strategy
+
+
+def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The strategy with those of the settings that it has, and their names: for several methods under one flag."""
+    own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
+    used = {name: value for name, value in settings.items() if name in own}
+    return changed(strategy, used), list(used)
+
+
+def recipe(strategy: Any) -> str:
+    """What differs from plain top-probability decoding, in one line."""
+    plain = type(strategy)()
+    parts = [
+        f"{f.name}={value!r}" for f in fields(strategy) if (value := getattr(strategy, f.name)) != getattr(plain, f.name)
+    ]
+    return f"Strategy({', '.join(parts)})"
+
+
+def _set(value: Any, owner: str, name: str, new: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_set(item, owner, name, new) for item in value)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    inside = {f.name: _set(getattr(value, f.name), owner, name, new) for f in fields(value)}
+    if type(value).__name__ == owner:
+        inside[name] = fitting(name, getattr(value, name), new)
+    return replace(value, **inside)
+
+
+def simple(value: Any) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+
+def fitting(name: str, old: Any, new: Any) -> Any:
+    """The new value, if it is of the old one's kind: a rule for a rule, a number for a number, text for text."""
+    if isinstance(old, str):
+        return str(new)
+    number = isinstance(new, (int, float)) and not isinstance(new, bool)
+    if name in ("block", "rounds") and not (new is None or type(new) is int):
+        raise UserError(f"{name} is a whole number or None, not {new!r}")
+    if simple(old) and not number:
+        raise UserError(f"{name} is a number, not {new!r}")
+    if name in ("at", "k", "tokens") and type(new) is not int:
+        raise UserError(f"{name} is a whole number, not {new!r}")
+    if (is_dataclass(old) or isinstance(old, tuple)) and not (is_dataclass(new) or isinstance(new, (tuple, list))):
+        raise UserError(f"{name} is a rule or a list of them, not {new!r}: build this Strategy in Python")
+    return tuple(new) if isinstance(new, list) else new
+
+
+def parse(pairs: Iterable[str]) -> dict[str, Any]:
+    """["kappa=12", "text=Answer:"] -> {"kappa": 12, "text": "Answer:"}: Python values where they read as such."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"a setting is NAME=VALUE, such as kappa=12; this is {pair!r}")
+        try:
+            settings[name.strip()] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            settings[name.strip()] = text
+    return settings

@@ -1,0 +1,1 @@
+"""Running methods on tasks: recipes, runs that survive a crash, statistics, reports."""

@@ -1,0 +1,1 @@
+"""Measuring the package itself: speed, and checkpoints against their published code."""

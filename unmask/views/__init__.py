@@ -1,0 +1,1 @@
+"""What decoding looks like: traces, replay, live terminal, figures."""

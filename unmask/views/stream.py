@@ -1,0 +1,66 @@
+"""Small watchers to hand to a decode. A watcher is called with (step, score, chosen) after every forward that decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TextIO
+
+import torch
+from torch import Tensor
+
+from unmask.decoding.step import Step
+from unmask.generation import cut
+from unmask.models import Model
+
+
+class Stream:
+    """Writes the first row's text as it settles: the longest beginning without a mask. With remasking, only at the end."""
+
+    def __init__(self, model: Model, out: TextIO, stop: Sequence[str] = ()):
+        self.model, self.out, self.stop, self.written = model, out, stop, ""
+
+    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
+        if step.strategy.remask:
+            return
+        response = torch.where(chosen, step.seen.token, step.canvas.response)[0]
+        masks = (response == step.canvas.vocab.mask_id).nonzero()
+        text = self.model.text(response[: int(masks[0]) if len(masks) else None])
+        text = cut(text, self.stop).rstrip("\ufffd")  # half a character waits for its other half
+        if text.startswith(self.written):
+            self._write(text)
+
+    def end(self, text: str) -> None:
+        """What is left of the final text, and a line end."""
+        if text.startswith(self.written):
+            self._write(text)
+        elif not self.written.startswith(text):
+            self.out.write("\n" + text)
+        self.out.write("\n")
+
+    def _write(self, text: str) -> None:
+        self.out.write(text[len(self.written) :])
+        self.out.flush()
+        self.written = text
+
+
+class NearTies:
+    """Counts decisions that rounding could turn: a score within `tolerance` of one passed over or of where the selection
+    rule draws its line, and tokens whose two best candidates are that close. On a real model a batch differs from its
+    rows alone only there."""
+
+    needs = frozenset({"margin"})
+
+    def __init__(self, tolerance: float = 1e-4):
+        self.tolerance = tolerance
+        self.counts: Tensor | None = None  # (B,)
+
+    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
+        passed = score.masked_fill(~(step.eligible & ~chosen), -torch.inf).amax(1)
+        lowest = score.masked_fill(~chosen, torch.inf).amin(1)
+        near = (lowest - passed <= self.tolerance).long() + (chosen & (step.seen.margin <= self.tolerance)).sum(1)
+        for shift in (self.tolerance, -self.tolerance):  # all surer, or all less sure: does a threshold then choose others?
+            entropy = None if step.seen.entropy is None else step.seen.entropy - shift
+            moved = replace(step, seen=replace(step.seen, entropy=entropy))
+            near = near + (step.strategy.select(moved, score + shift) != chosen).any(1)
+        self.counts = near if self.counts is None else self.counts + near
