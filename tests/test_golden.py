@@ -17,32 +17,20 @@ from safetensors.torch import load_file
 
 from unmask.decoding.algorithm import Step, Strategy, decode
 from unmask.decoding.canvas import Canvas, Vocab
-from unmask.decoding.reading import Argmax, Ask, ForbidEOT, PublishedGumbel, run
-from unmask.decoding.rules.confidence import (
-    NegativeEntropy,
-    PublishedChance,
-    PublishedUniform,
-    TopMargin,
-    TopProbability,
-)
+from unmask.decoding.reading import Ask, run
+from unmask.decoding.rules.confidence import NegativeEntropy, TopMargin, TopProbability
 from unmask.decoding.rules.modifiers import Calibrate, LinearPosition, PositionDecay, RenormaliseEOT, SuppressEOT
-from unmask.decoding.rules.selection import (
+from unmask.decoding.rules.published import (  # fmt: skip
     Chance,
-    Cosine,
-    Curve,
-    Due,
-    EntropyBound,
-    Even,
-    Factor,
-    Fixed,
     LeadingSlot,
-    LogitNormal,
-    Quota,
-    Remask,
-    Shift,
-    Threshold,
-    Timesteps,
-)  # fmt: skip
+    PublishedChance,
+    PublishedGumbel,
+    PublishedUniform,
+)
+from unmask.decoding.rules.remasking import Remask  # fmt: skip
+from unmask.decoding.rules.schedules import Cosine, Curve, Due, Even, Fixed, LogitNormal, Shift, Timesteps  # fmt: skip
+from unmask.decoding.rules.selection import EntropyBound, Factor, Quota, Threshold  # fmt: skip
+from unmask.decoding.rules.tokens import Argmax, ForbidEOT
 from unmask.models.denoisers import chain
 from unmask.models.dream import DreamModel
 from unmask.models.images import views

@@ -20,6 +20,13 @@ _WHERE = {
         "decoding.methods": "METHODS method",
         "decoding.canvas": "Canvas Vocab",
         "decoding.step": "Step",
+        "decoding.rules.anchors": "Template",
+        "decoding.rules.confidence": "TopProbability TopMargin NegativeEntropy Certainty Uniform",
+        "decoding.rules.modifiers": "SuppressEOT RenormaliseEOT Calibrate PositionDecay LinearPosition",
+        "decoding.rules.remasking": "Remask",
+        "decoding.rules.schedules": "Even Fixed Due Timesteps Curve Shift Cosine LogitNormal",
+        "decoding.rules.selection": "Quota Threshold Factor EntropyBound",
+        "decoding.rules.tokens": "Argmax Gumbel ForbidEOT",
         "decoding.reading": "run",
         "errors": "UserError",
     }.items()

@@ -15,7 +15,8 @@ import torch
 from unmask.decoding.algorithm import Strategy, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
-from unmask.decoding.reading import Argmax, Gumbel, run
+from unmask.decoding.reading import run
+from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.errors import UserError
 from unmask.models import Messages, Model
 from unmask.models.images import opened

@@ -11,10 +11,13 @@ from support.scripted import EOT, MASK, VOCAB, Hashed, Scripted, V, canvas, deco
 
 from unmask import AnchorModulation, Canvas, Strategy, SuffixAnchor, UserError, Vocab
 from unmask.decoding.methods import METHODS
-from unmask.decoding.reading import Argmax, ForbidEOT, Gumbel
+from unmask.decoding.rules.anchors import Template
 from unmask.decoding.rules.confidence import Certainty, NegativeEntropy, TopMargin, Uniform
-from unmask.decoding.rules.modifiers import Calibrate, PositionDecay, RenormaliseEOT, SuppressEOT, Template
-from unmask.decoding.rules.selection import EntropyBound, Factor, Fixed, Quota, Remask, Threshold
+from unmask.decoding.rules.modifiers import Calibrate, PositionDecay, RenormaliseEOT, SuppressEOT
+from unmask.decoding.rules.remasking import Remask
+from unmask.decoding.rules.schedules import Fixed
+from unmask.decoding.rules.selection import EntropyBound, Factor, Quota, Threshold
+from unmask.decoding.rules.tokens import Argmax, ForbidEOT, Gumbel
 
 
 def order(done) -> list[int]:
@@ -303,7 +306,7 @@ def test_gumbel_samples_the_softmax():
 def test_logits_are_asked_only_where_a_position_can_be_chosen_and_read_in_chunks(monkeypatch):
     import unmask.decoding.reading
 
-    monkeypatch.setattr(unmask.reading, "CHUNK", 3 * V)
+    monkeypatch.setattr(unmask.decoding.reading, "CHUNK", 3 * V)
     sizes = []
 
     class Watching(Hashed):

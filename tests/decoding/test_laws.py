@@ -10,14 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted import Hashed, canvas, decoded, encode, fitted
 
-from unmask.decoding import algorithm, reading
+import unmask
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.methods import METHODS
-from unmask.decoding.rules import (
-    confidence,
-    modifiers,
-    selection,
-)
+from unmask.decoding.rules import anchors, confidence, modifiers, published, remasking, schedules, selection, tokens
 
 # Any composition works: these stand for all the ways rules can meet.
 COMPOSED = {
@@ -30,22 +26,22 @@ COMPOSED = {
     "sacm + entropy bound + suppression": replace(
         METHODS["sacm"], select=selection.EntropyBound(0.5), defer=modifiers.SuppressEOT()
     ),
-    "sacm + remasking": replace(METHODS["sacm"], remask=selection.Remask(k=2), select=selection.Quota(selection.Fixed(2))),
+    "sacm + remasking": replace(METHODS["sacm"], remask=remasking.Remask(k=2), select=selection.Quota(schedules.Fixed(2))),
     "suppression + remasking in blocks": Strategy(
-        select=selection.Quota(selection.Fixed(1)), defer=modifiers.SuppressEOT(), block=5,
-        remask=selection.Remask(k=1, rounds=4, fresh=False),
+        select=selection.Quota(schedules.Fixed(1)), defer=modifiers.SuppressEOT(), block=5,
+        remask=remasking.Remask(k=1, rounds=4, fresh=False),
     ),
     "factor + suppression": Strategy(select=selection.Factor(1.0), defer=modifiers.SuppressEOT()),
     "threshold + suppression": Strategy(select=selection.Threshold(0.6), defer=modifiers.SuppressEOT()),
     "sacm without progress": METHODS["sacm"].with_(gamma=0),
     "two anchors": Strategy(anchors=(SuffixAnchor("a b"), SuffixAnchor("c", at=1)), modifiers=(AnchorModulation(),)),
-    "uncode + blocks + temperature": replace(METHODS["uncode"], block=3, read=reading.Gumbel(temperature=0.7)),
+    "uncode + blocks + temperature": replace(METHODS["uncode"], block=3, read=tokens.Gumbel(temperature=0.7)),
     "linear position": Strategy(modifiers=(modifiers.LinearPosition(),), block=4),
-    "threshold within a pace": Strategy(select=selection.Threshold(0.5, selection.Due())),
-    "leading slot": Strategy(block=4, select=selection.LeadingSlot()),
-    "dream's timesteps": Strategy(select=selection.Quota(selection.Timesteps())),
-    "uniform + temperature": Strategy(reading.Gumbel(temperature=1.0), confidence.Uniform()),
-    "forbidden + temperature": Strategy(reading.ForbidEOT(then=reading.Gumbel(temperature=1.0))),
+    "threshold within a pace": Strategy(select=selection.Threshold(0.5, schedules.Due())),
+    "leading slot": Strategy(block=4, select=published.LeadingSlot()),
+    "dream's timesteps": Strategy(select=selection.Quota(schedules.Timesteps())),
+    "uniform + temperature": Strategy(tokens.Gumbel(temperature=1.0), confidence.Uniform()),
+    "forbidden + temperature": Strategy(tokens.ForbidEOT(then=tokens.Gumbel(temperature=1.0))),
 }
 ALL = {**METHODS, **COMPOSED}
 PROMPTS = st.lists(st.lists(st.integers(3, 11), min_size=1, max_size=6), min_size=1, max_size=3)
@@ -55,8 +51,8 @@ def start(strategy: Strategy, prompts, length: int):
     """A blank canvas with the strategy's anchors, placed where a short response has room."""
     strategy = strategy if len(strategy.anchors) > 1 else fitted(strategy, -4)
     strategy = replace(strategy, anchors=tuple(a if a.at != -20 else replace(a, at=-4) for a in strategy.anchors))
-    if any(isinstance(a, modifiers.Template) for a in strategy.anchors):
-        strategy = replace(strategy, anchors=(modifiers.Template(("a", "b"), at=-4),))
+    if any(isinstance(a, anchors.Template) for a in strategy.anchors):
+        strategy = replace(strategy, anchors=(anchors.Template(("a", "b"), at=-4),))
     return strategy, strategy.prepare(canvas(length, prompts), encode)
 
 
@@ -88,7 +84,7 @@ def test_laws(name: str, prompts, length: int, steps: int, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_strategy_is_its_recipe(name: str) -> None:
-    names = {k: v for m in (algorithm, confidence, modifiers, reading, selection) for k, v in vars(m).items()}
+    names = {k: getattr(unmask, k) for k in unmask.__all__} | vars(published)
     assert eval(repr(ALL[name]), names) == ALL[name]
 
 

@@ -24,7 +24,8 @@ import unmask
 from unmask import Canvas, UserError
 from unmask.cli import main
 from unmask.decoding.reading import Ask
-from unmask.decoding.rules.selection import Cosine, LogitNormal, Quota, Shift
+from unmask.decoding.rules.schedules import Cosine, LogitNormal, Shift
+from unmask.decoding.rules.selection import Quota
 from unmask.models import Model
 from unmask.models.images import best_grid, fitted, found, kept, opened, squared, views
 from unmask.models.lavida import IMAGE, SO400M, SYSTEM, LaViDaConfig, LlavaLladaForMaskedDiffusion, VisionModel
@@ -301,13 +302,7 @@ def test_schedules_serve_any_method_and_keep_the_budget(model, schedule):
     assert sum(per_step) == 24 and min(per_step) >= 1
     if schedule == Shift():
         assert sum(per_step[:3]) < sum(per_step[-3:]) / 2
-    assert (
-        eval(
-            repr(strategy),
-            vars(unmask.decoding.rules.selection) | vars(unmask.decoding.algorithm) | vars(unmask.decoding.reading) | vars(unmask.decoding.rules.confidence),
-        )
-        == strategy
-    )
+    assert eval(repr(strategy), {name: getattr(unmask, name) for name in unmask.__all__}) == strategy
 
 
 def test_guidance_hides_the_picture_from_the_unconditional_side(model):

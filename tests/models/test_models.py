@@ -15,7 +15,8 @@ from support import checkpoints
 import unmask
 from unmask import Canvas, Strategy, UserError, Vocab
 from unmask.decoding.reading import Prediction, run
-from unmask.decoding.rules.selection import EntropyBound, Fixed, Quota, Threshold
+from unmask.decoding.rules.schedules import Fixed
+from unmask.decoding.rules.selection import EntropyBound, Quota, Threshold
 from unmask.decoding.step import Step
 from unmask.models.denoisers import chain
 from unmask.views.stream import NearTies

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from unmask.decoding import settings
 from unmask.decoding.canvas import Canvas
-from unmask.decoding.reading import Argmax, Ask, Draws, Prediction, Reader
+from unmask.decoding.reading import Ask, Draws, Prediction, Reader
+from unmask.decoding.rules import Anchor, ConfidenceRule, Modifier, Remasker, SelectionRule, TokenRule
 from unmask.decoding.rules.confidence import TopProbability
 from unmask.decoding.rules.selection import Quota, tied
+from unmask.decoding.rules.tokens import Argmax
 from unmask.decoding.step import Step
 from unmask.errors import UserError
 
@@ -29,13 +31,13 @@ Watch = Callable[[Step, Tensor, Tensor], None]
 class Strategy:
     """A decoding method: the REQUIRE lines of Algorithm 1."""
 
-    read: Any = Argmax()  # logits -> token
-    confidence: Callable[[Step], Tensor] = TopProbability()  # C
-    modifiers: tuple[Callable[[Step, Tensor], Tensor], ...] = ()  # c -> c~, in order
-    select: Any = Quota()  # Select: c~ -> chosen
-    anchors: tuple[Callable[[Canvas, Encode], Canvas], ...] = ()  # write fixed tokens before decoding
-    defer: Callable[[Step], Tensor] | None = None  # chosen last: a matter of rank, never a number that gets multiplied
-    remask: Any = None  # settled slots to reopen (ReMDM)
+    read: TokenRule = Argmax()  # logits -> token
+    confidence: ConfidenceRule = TopProbability()  # C
+    modifiers: tuple[Modifier, ...] = ()  # c -> c~, in order
+    select: SelectionRule = Quota()  # Select: c~ -> chosen
+    anchors: tuple[Anchor, ...] = ()  # write fixed tokens before decoding
+    defer: ConfidenceRule | None = None  # chosen last: a matter of rank, never a number that gets multiplied
+    remask: Remasker | None = None  # settled slots to reopen (ReMDM)
     block: int | None = None  # None: fully non-autoregressive
     pace: float = 0.5  # steps per response token: T = L / 2
 

@@ -1,17 +1,20 @@
-"""The rows of the paper's main table, one Strategy each, then (from sacm-margin on) others. A method is data."""
+"""The rows of the paper's main table, one Strategy each. A method is data. Further rows are in variants.py."""
 
 from __future__ import annotations
 
 import difflib
 
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
-from unmask.decoding.reading import ForbidEOT, Gumbel
-from unmask.decoding.rules.confidence import Certainty, NegativeEntropy, TopMargin, Uniform
-from unmask.decoding.rules.modifiers import Calibrate, PositionDecay, SuppressEOT, Template
-from unmask.decoding.rules.selection import EntropyBound, Factor, Fixed, Quota, Remask, Threshold
+from unmask.decoding.rules.anchors import Template
+from unmask.decoding.rules.confidence import TopMargin, Uniform
+from unmask.decoding.rules.modifiers import Calibrate, PositionDecay, SuppressEOT
+from unmask.decoding.rules.remasking import Remask
+from unmask.decoding.rules.schedules import Fixed
+from unmask.decoding.rules.selection import Quota, Threshold
+from unmask.decoding.variants import VARIANTS
 from unmask.errors import UserError
 
-METHODS: dict[str, Strategy] = {
+PAPER: dict[str, Strategy] = {
     "semi-ar": Strategy(block=32),
     "fast-dllm": Strategy(block=32, select=Threshold(0.9), pace=1),
     "uniform": Strategy(confidence=Uniform()),
@@ -24,16 +27,8 @@ METHODS: dict[str, Strategy] = {
     "rainbow-padding": Strategy(),  # another checkpoint, the same decoding
     "suffix-anchor": Strategy(anchors=(SuffixAnchor(),)),  # "ours without confidence modulation"
     "sacm": Strategy(anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)),
-    "sacm-margin": Strategy(
-        confidence=TopMargin(), anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)
-    ),
-    "entropy": Strategy(confidence=NegativeEntropy()),
-    "certainty": Strategy(confidence=Certainty()),
-    "eb-sampler": Strategy(confidence=NegativeEntropy(), select=EntropyBound(0.01), pace=1),
-    "fast-dllm-factor": Strategy(block=32, select=Factor(1.0), pace=1),
-    "eot-forbidden": Strategy(read=ForbidEOT()),
-    "remdm-official": Strategy(Gumbel(), remask=Remask(rounds=None, fresh=False), select=Quota(Fixed(1)), block=32, pace=1),
 }
+METHODS: dict[str, Strategy] = {**PAPER, **VARIANTS}
 
 
 def method(name: str | Strategy) -> Strategy:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from unmask.decoding.canvas import Canvas
+from unmask.decoding.rules import TokenRule
 
 Result = TypeVar("Result")
 CHUNK = 2**24  # logits held at once, by all rows together: 64 MB in float32
@@ -114,7 +115,7 @@ class Draws:
 class Reader:
     """Reads one chunk of logits (n, V), which it may overwrite: the strategy's token choice and the numbers needed of it."""
 
-    def __init__(self, choose: Any, needs: frozenset[str], draws: Draws):
+    def __init__(self, choose: TokenRule, needs: frozenset[str], draws: Draws):
         self.choose, self.needs, self.draws = choose, needs, draws
 
     def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask) -> dict[str, Tensor]:
@@ -144,59 +145,11 @@ class Reader:
         return out
 
 
-# Which token stands at a slot: logits (n, V) -> its logit and its id, (n,) each.
 
 
-@dataclass(frozen=True)
-class Argmax:
-    """The likeliest token (temperature 0). `forbid` holds ids that are never written, as if their logits were -inf."""
-
-    forbid: tuple[int, ...] = ()
-
-    def forbidden(self, vocab: Any) -> tuple[int, ...]:
-        return self.forbid
-
-    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
-        best = logits.max(-1)
-        return best.values, best.indices
 
 
-@dataclass(frozen=True)
-class Gumbel(Argmax):
-    """A sample at `temperature`, by Gumbel-max in float64 as LLaDA does it: argmax(l - T ln(-ln u)).
-    The confidence stays that of the un-noised softmax. Every row draws from its own generator."""
-
-    temperature: float = 1.0
-
-    def noise(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> Tensor:
-        return draws.uniform(rows, logits.shape[-1])
-
-    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
-        u = self.noise(logits, rows, slots, ask, draws)
-        token = (logits.to(u.dtype) - self.temperature * (-u.log_()).log_()).argmax(-1)
-        return logits.gather(-1, token[:, None]).squeeze(-1), token
 
 
-@dataclass(frozen=True)
-class PublishedGumbel(Gumbel):
-    """As the published loop draws: noise for all of (B, P + L, V) from one generator. For parity only: it costs that
-    memory, and a row's tokens depend on the batch."""
-
-    def noise(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> Tensor:
-        u = draws.whole(ask.forward, *ask.canvas.ids.shape, logits.shape[-1], dtype=torch.float64)
-        return u[rows, ask.canvas.start + slots]
 
 
-@dataclass(frozen=True)
-class ForbidEOT(Argmax):
-    """`logits_eos_inf`: the end-of-text logit is -inf before the choice, so it is never written. LLaDA's published
-    option takes the first end-of-text id alone; `every` takes them all. Another choice can follow by `then`."""
-
-    every: bool = False
-    then: Argmax = Argmax()
-
-    def forbidden(self, vocab: Any) -> tuple[int, ...]:
-        return (*self.forbid, *self.then.forbidden(vocab), *(vocab.eot_ids if self.every else vocab.eot_ids[:1]))
-
-    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
-        return self.then(logits, rows, slots, ask, draws)

@@ -28,7 +28,8 @@ def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
 
 def check(strategy: Any, steps: int) -> None:
     """Say no to what cannot be decoded, before a forward is spent on it."""
-    from unmask.decoding.rules.selection import Fixed, Quota
+    from unmask.decoding.rules.schedules import Fixed
+    from unmask.decoding.rules.selection import Quota
 
     if steps < 1:
         raise UserError(f"the number of steps must be at least 1, not {steps}")

@@ -59,8 +59,9 @@ def adapted(task: Task, strategy: Any, wanted: Mapping[str, Any]) -> tuple[Any, 
 
 def draws(strategy: Any, options: Options) -> bool:
     """Does the method draw random numbers?"""
-    from unmask.decoding.reading import Gumbel
-    from unmask.decoding.rules.confidence import PublishedChance, PublishedUniform, Uniform
+    from unmask.decoding.rules.confidence import Uniform
+    from unmask.decoding.rules.published import PublishedChance, PublishedUniform
+    from unmask.decoding.rules.tokens import Gumbel
     from unmask.decoding.settings import rules
     from unmask.generation import reading
 

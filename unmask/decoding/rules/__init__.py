@@ -1,1 +1,84 @@
-"""The rules a method is made of, each a frozen dataclass."""
+"""The rules a method is made of, each a frozen dataclass, and what a rule of each kind must offer.
+
+B rows, L response slots, V tokens, n slots read together. A rule may have `needs`, the names of what it reads of a
+Prediction beyond `token` and `p`; everything it remembers is in its fields, so that `repr` is its recipe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from unmask.decoding.canvas import Canvas, Vocab
+    from unmask.decoding.reading import Ask, Draws
+    from unmask.decoding.step import Step
+
+
+class TokenRule(Protocol):
+    """Which token stands at a slot."""
+
+    def forbidden(self, vocab: Vocab) -> tuple[int, ...]:
+        """Ids that are never written, as if their logits were -inf."""
+        ...
+
+    def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Logits (n, V) of the slots at (rows, slots) -> the chosen token's logit and its id, (n,) each."""
+        ...
+
+
+class ConfidenceRule(Protocol):
+    """C: how ready each slot is, (B, L)."""
+
+    def __call__(self, step: Step) -> Tensor: ...
+
+
+class Modifier(Protocol):
+    """c -> c~, (B, L) both."""
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor: ...
+
+
+class SelectionRule(Protocol):
+    """Select: which eligible slots are decoded now."""
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        """c~ (B, L) -> chosen (B, L) bool."""
+        ...
+
+    def bound(self, n: int, steps: int) -> int:
+        """The most forwards that a window of n slots can take."""
+        ...
+
+
+class Schedule(Protocol):
+    """How many slots to decode now, (B,)."""
+
+    def __call__(self, step: Step) -> Tensor: ...
+
+    def bound(self, n: int, steps: int) -> int: ...
+
+
+class Remasker(Protocol):
+    """Which settled slots are opened again."""
+
+    def asks(self, step: Step) -> Tensor | None:
+        """(B, L) bool: where it must look first, by a forward of its own; None: nowhere."""
+        ...
+
+    def __call__(self, step: Step) -> Tensor:
+        """(B, L) bool: what to reopen."""
+        ...
+
+    def extra(self, steps: int) -> int:
+        """Forwards beyond those of the selection rule."""
+        ...
+
+
+class Anchor(Protocol):
+    """Writes fixed text before decoding; `encode` turns text into token ids."""
+
+    def __call__(self, canvas: Canvas, encode: Callable[[str], list[int]]) -> Canvas: ...

@@ -62,21 +62,5 @@ class Uniform:
         return score
 
 
-@dataclass(frozen=True)
-class PublishedUniform:
-    """LLaDA's `remasking="random"` as published: numbers for all of (B, P + L) from one generator. For parity only."""
-
-    def __call__(self, step: Step) -> Tensor:
-        return step.draws.whole(step.forward, *step.canvas.ids.shape)[:, step.canvas.start :]
 
 
-@dataclass(frozen=True)
-class PublishedChance:
-    """Dream's `alg="origin"` draws: one number a masked slot, in order, for all rows from one generator.
-    c_i = -u_i; goes with the selection rule Chance."""
-
-    def __call__(self, step: Step) -> Tensor:
-        score = torch.zeros_like(step.seen.p)
-        masked = step.eligible
-        score[masked] = -step.draws.whole(step.forward, int(masked.sum()))
-        return score

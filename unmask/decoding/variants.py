@@ -1,0 +1,22 @@
+"""Methods beyond the paper's main table: other confidences, other published options. A method is data."""
+
+from __future__ import annotations
+
+from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
+from unmask.decoding.rules.confidence import Certainty, NegativeEntropy, TopMargin
+from unmask.decoding.rules.remasking import Remask
+from unmask.decoding.rules.schedules import Fixed
+from unmask.decoding.rules.selection import EntropyBound, Factor, Quota
+from unmask.decoding.rules.tokens import ForbidEOT, Gumbel
+
+VARIANTS: dict[str, Strategy] = {
+    "sacm-margin": Strategy(
+        confidence=TopMargin(), anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)
+    ),
+    "entropy": Strategy(confidence=NegativeEntropy()),
+    "certainty": Strategy(confidence=Certainty()),
+    "eb-sampler": Strategy(confidence=NegativeEntropy(), select=EntropyBound(0.01), pace=1),
+    "fast-dllm-factor": Strategy(block=32, select=Factor(1.0), pace=1),
+    "eot-forbidden": Strategy(read=ForbidEOT()),
+    "remdm-official": Strategy(Gumbel(), remask=Remask(rounds=None, fresh=False), select=Quota(Fixed(1)), block=32, pace=1),
+}
