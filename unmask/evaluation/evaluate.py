@@ -232,7 +232,7 @@ def grade_all(task: Task, pairs: Sequence[tuple[str, Row]], options: Options) ->
     if not task.executes:
         grade = task.grader(options.mode)
         return [grade(text, row) for text, row in pairs]
-    from unmask.tasks.code import Limits, grade_many
+    from unmask.tasks.programs import Limits, grade_many
 
     return grade_many(task, pairs, Limits(unisolated=options.unisolated))
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from unmask.tasks import Grade, Task, toy
+from unmask.tasks import toy
 from unmask.tasks.data import Made, Row
 from unmask.tasks.extract import clean, peel, tails
+from unmask.tasks.task import Grade, Task
 
 TEST, TUNING = 500, 256  # rows
 

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +33,12 @@ class Loaded:
     sha256: str  # of the bytes read
     root: Path | None = None  # the folder the files are in: pictures lie beside them
     skipped: tuple[str, ...] = ()  # malformed rows the user asked to skip, as "file:line: why"
+
+    def first(self, limit: int | None) -> Loaded:
+        """The first `limit` rows, or all of them."""
+        if limit is not None and limit < 1:
+            raise UserError(f"--limit is at least 1, not {limit}")
+        return self if limit is None else replace(self, rows=self.rows[:limit])
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from fractions import Fraction
 SPECIAL = re.compile(r"<\|[\w-]{1,40}\|>|</?s>|<(?:eos|bos|pad|mask|unk)>|\[(?:MASK|EOS|EOT|PAD)\]")
 STRONG = re.compile(r"\b(?i:answer\s+(?:is|was))\b(?:\s*:)?|####|\b(?:Answer|ANSWER)\s*:")
 WEAK = re.compile(r"\banswer\s*:")  # mid-sentence, "we check our answer: ..."
-JOINS = re.compile(
-    r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(\s]*"
-)  # between the numbers of "3 * 6 = 18"
+JOINS = re.compile(  # between the numbers of "3 * 6 = 18"
+    r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(]*\s*"
+)
 FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 
 
@@ -75,9 +75,7 @@ def stated_number(tail: str) -> str | None:
     if not found:
         return None
     at = 0
-    while at + 1 < len(found) and re.fullmatch(
-        r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(]*\s*", tail[found[at][1] : found[at + 1][0]]
-    ):
+    while at + 1 < len(found) and JOINS.fullmatch(tail[found[at][1] : found[at + 1][0]]):
         at += 1
     # an expression that ends without "=" ("3 * 6") states no result: its first number stands
     return found[at][2] if at and "=" in tail[found[0][1] : found[at][0]] else found[0][2]
@@ -102,3 +100,36 @@ def peel(text: str) -> str:
         ):
             text = text[:-1]
     return text
+
+
+LETTERS = "ABCDEFGHIJKLMNOP"
+OPENING = re.compile(
+    r"""[\s*_`"'“”‘’$:\[{]*(?:\\(?:boxed|fbox|text|textbf|mathbf|mathrm)\s*\{\s*)*(?:(?:the|option|choice|letter|answer)\s+)*
+    (?:\(\s*(?P<paren>[A-Pa-p])\s*[).:]|(?P<bare>[A-P])(?![A-Za-z0-9'’_=]))""",
+    re.VERBOSE,
+)
+LISTED = re.compile(r"\(\s*[A-P](?:\s*(?:,|and|or|&|/)\s*(?:and\s+|or\s+)?[A-P])+\s*\)")
+PRONOUN = re.compile(r"\s+(?:think|believe|am|would|will|was|do|don|have|had|guess|can|could|say|know|need|cannot)\b")
+LONE = re.compile(r"\(\s*([A-P])\s*\)|(?<![\w'’])([B-HJ-P])(?![\w'’])|(?<![\w'’])([AI])(?=\s*(?:[).:,*`}\]]|$))")
+
+
+def stated_letter(tail: str) -> str | None:
+    match = OPENING.match(tail)
+    if not match or LISTED.match(tail.lstrip(" \n\t*_`\"'$:")):
+        return None
+    if match["bare"] == "I" and PRONOUN.match(tail[match.end() :]):
+        return None
+    return (match["paren"] or match["bare"]).upper()
+
+
+def is_short(text: str) -> bool:
+    """A few words that are an answer as a whole."""
+    return len(text.split()) <= 6 and not STRONG.search(text)
+
+
+def same_words(a: str, b: str) -> bool:
+    return simple(a) == simple(b)
+
+
+def simple(text: str) -> str:
+    return re.sub(r"\s+", " ", peel(text)).casefold().rstrip(".")

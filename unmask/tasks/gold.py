@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from unmask.errors import UserError
-from unmask.tasks import Row, Task, tasks
-from unmask.tasks.math import gsm8k_gold
-from unmask.tasks.qa import LETTERS
+from unmask.tasks import Row, Task, gsm8k, tasks
+from unmask.tasks.extract import LETTERS
 
 EOT = "<|endoftext|>"
 Rendering = Callable[[Row], str | None]  # None: this rendering does not apply to the row
@@ -40,8 +39,8 @@ def gsm8k_renderings() -> dict[str, Rendering]:
              "The answer is @ dollars for 2 days.", r"The answer is $\boxed{@}$.", "#### @",
              EOT * 9 + "The answer is @" + EOT * 9, "The answer is: @", "Answer: @")  # fmt: skip
     return {
-        **around(bare_reasoning, gsm8k_gold, *forms),
-        "with commas": lambda row: f"The answer is {int(gsm8k_gold(row)):,}.",
+        **around(bare_reasoning, gsm8k.gold, *forms),
+        "with commas": lambda row: f"The answer is {int(gsm8k.gold(row)):,}.",
         "solution as is": lambda row: str(row["answer"]),
     }
 
@@ -197,7 +196,7 @@ def score(task: Task, rows: list[Row], render: Rendering) -> tuple[int, int, lis
     """(right, asked, ids of the misses) of one rendering."""
     pairs = [(index, row, text) for index, row in enumerate(rows) if (text := render(row)) is not None]
     if task.executes:
-        from unmask.tasks.code import grade_many
+        from unmask.tasks.programs import grade_many
 
         grades = grade_many(task, [(text, row) for _, row, text in pairs])
     else:

@@ -163,6 +163,31 @@ def test_tuning_rows_never_overlap_the_test_rows(tmp_path):
         find("humaneval").tuning_rows(tmp_path)
 
 
+def test_load_gives_rows_and_shots(tmp_path):
+    rows = [{"task_id": i, "text": f"T{i}", "code": "x", "test_list": ["assert 1"]} for i in range(1, 975)]
+    (tmp_path / "mbpp.jsonl").write_text(lines(rows))
+    task = find("mbpp")
+    loaded = task.load(data=tmp_path, limit=2)
+    assert [row["task_id"] for row in loaded.rows] == [11, 12] and [row["task_id"] for row in loaded.few_shot] == [2, 3, 4]
+    assert loaded.data.sha256 == task.rows.load("mbpp", tmp_path).sha256  # of the whole file: a limit is not other data
+    assert [row["task_id"] for row in task.load("tuning", tmp_path, 1).rows] == [601]
+    assert len(task.load("test", tmp_path).rows) == 500 and loaded.skipped == ()
+    cups = find("cups").load("tuning", limit=3)
+    assert cups.rows == find("cups").tuning_rows().rows[:3] and cups.shots is None and cups.few_shot == ()
+
+
+def test_load_says_no_in_one_line(tmp_path):
+    (tmp_path / "mbpp.jsonl").write_text(lines([{"task_id": i, "text": "T", "code": "x", "test_list": []} for i in (2, 11)]) + "{oops\n")
+    (skipped,) = find("mbpp").load("test", tmp_path, skip_bad=True).skipped  # named once, though shots are in this file too
+    assert "mbpp.jsonl:3: not JSON" in skipped
+    with pytest.raises(UserError, match=r"mbpp.jsonl:3: not JSON"):
+        find("mbpp").load("test", tmp_path)
+    with pytest.raises(UserError, match="the split is test or tuning, not 'train'"):
+        find("cups").load("train")
+    with pytest.raises(UserError, match="--limit is at least 1, not 0"):
+        find("cups").load(limit=0)
+
+
 def test_bad_rows_name_their_file_and_line(tmp_path):
     file = tmp_path / "test.jsonl"
     file.write_text(json.dumps(GSM[0]) + "\n{oops\n" + json.dumps({"question": "no answer"}) + "\n[1]\n\n" + json.dumps(GSM[1]) + "\n")
@@ -212,7 +237,6 @@ def test_names():
 def test_made_rows_are_the_same_every_time():
     made = Made(lambda: [{"a": 1}])
     assert made.load("x") == made.load("x")
-
 
 
 def test_few_shots_as_turns():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from unmask.errors import UserError
-from unmask.tasks import find, sandbox
-from unmask.tasks.code import Limits, grade_humaneval, humaneval_program, longest_program, mbpp_program
+from unmask.tasks import find, humaneval, mbpp, sandbox
+from unmask.tasks.programs import Limits, longest_program
 from unmask.tasks.sandbox import Program, run, run_many
 
 needs_namespaces = pytest.mark.skipif(sandbox.isolation() == "none", reason="no namespaces for this user")
@@ -196,7 +196,7 @@ BODY = "    out = []\n    for x in xs:\n        out.append(x + 1)\n    return ou
     ],
 )  # fmt: skip
 def test_a_program_is_found_in_a_reply(reply):
-    program, _ = humaneval_program(reply, ROW)
+    program, _ = humaneval.find_program(reply, ROW)
     scope: dict = {}
     exec(program, scope)  # our own code
     assert scope["add"]([1, 2]) == [2, 3]
@@ -204,21 +204,21 @@ def test_a_program_is_found_in_a_reply(reply):
 
 def test_replies_without_a_program():
     for reply in ("", "   ", "<|endoftext|>" * 9, "    out = [x + 1 for x in\n    return out"):
-        program, _ = humaneval_program(reply, ROW)
+        program, _ = humaneval.find_program(reply, ROW)
         assert program is None or "out" in program
-    assert mbpp_program("[DONE]", {}) == (None, "no code")
-    assert mbpp_program("\ndef add(a, b):\n    return a + b\n[DONE]\nmore", {})[0].startswith("def add")
-    assert mbpp_program("[BEGIN]\nMOD = 9\ndef add(a, b):\n    return a % MOD\n\nYou are an expert", {})[0].startswith("MOD")
+    assert mbpp.find_program("[DONE]", {}) == (None, "no code")
+    assert mbpp.find_program("\ndef add(a, b):\n    return a + b\n[DONE]\nmore", {})[0].startswith("def add")
+    assert mbpp.find_program("[BEGIN]\nMOD = 9\ndef add(a, b):\n    return a % MOD\n\nYou are an expert", {})[0].startswith("MOD")
     assert longest_program("x = 1\ny = (\n") == "x = 1"
 
 
 @needs_namespaces
 def test_code_tasks_grade_by_running():
-    assert grade_humaneval(BODY, ROW) == (True, humaneval_program(BODY, ROW)[0], "body, passed")
-    assert not grade_humaneval("    import sys\n    sys.exit(0)\n", ROW).correct
-    assert grade_humaneval("    while True: pass", ROW, Limits(timeout=2)).rule == "body, timeout"
+    assert humaneval.grade(BODY, ROW) == (True, humaneval.find_program(BODY, ROW)[0], "body, passed")
+    assert not humaneval.grade("    import sys\n    sys.exit(0)\n", ROW).correct
+    assert humaneval.grade("    while True: pass", ROW, Limits(timeout=2)).rule == "body, timeout"
     plain = {**ROW, "test": "assert add([1]) == [2]"}  # asserts without a check function
-    assert grade_humaneval(BODY, plain).correct
+    assert humaneval.grade(BODY, plain).correct
     late = {"test_list": ["assert f(t) == 1"], "test_setup_code": "t = Tree()"}  # setup uses what the program defines
     program = "class Tree: pass\ndef f(t): return 1"
     assert find("mbpp").grade(program, late).correct
