@@ -14,7 +14,8 @@ __version__ = "0.1.0"
 _WHERE = {
     name: f"unmask.{module}"
     for module, names in {
-        "models": "load wrap Model",
+        "models.loading": "load",
+        "models.model": "Model wrap",
         "generation": "generate generations Generation",
         "decoding.algorithm": "decode Strategy SuffixAnchor AnchorModulation",
         "decoding.methods": "METHODS method",
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from unmask.decoding.step import Step
     from unmask.errors import UserError
     from unmask.generation import Generation, generate, generations
-    from unmask.models import Model, load, wrap
+    from unmask.models.loading import load
+    from unmask.models.model import Model, wrap
 
 
 def __getattr__(name: str) -> Any:

@@ -18,8 +18,8 @@ from unmask.decoding.methods import method as named
 from unmask.decoding.reading import run
 from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.errors import UserError
-from unmask.models import Messages, Model
 from unmask.models.images import opened
+from unmask.models.model import Messages, Model
 
 SPAN = re.compile(r"\[MASK(?:\*(\d+))?\]")  # [MASK] or [MASK*12] in infilled text
 

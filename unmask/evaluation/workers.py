@@ -218,7 +218,7 @@ def outline(loading: Mapping[str, Any]) -> Any:
 
 def _anywhere(path: Any) -> Any:
     """A path that means the same in another process's folder; a name, of a bundled model too, stays a name."""
-    from unmask.models import BUNDLED
+    from unmask.models.loading import BUNDLED
 
     if path is None or (BUNDLED / str(path)).is_dir() or not Path(path).expanduser().exists():
         return path

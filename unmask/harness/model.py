@@ -26,7 +26,7 @@ from unmask.errors import UserError
 from unmask.evaluation.evaluate import adapted, frequency_hash, partition
 from unmask.generation import generate
 from unmask.harness.likelihood import Pair, log_likelihoods
-from unmask.models import load
+from unmask.models.loading import load
 from unmask.tasks import Task, find
 
 LOADING = ("device", "dtype", "adapter", "quantize", "device_map", "revision", "frequencies")

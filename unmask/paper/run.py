@@ -36,7 +36,7 @@ class Absent(Exception):
 
 def directory(name: str) -> Path | None:
     """Where a checkpoint lies on this machine, if it does."""
-    from unmask.models import BUNDLED
+    from unmask.models.loading import BUNDLED
 
     for path in (BUNDLED / name, Path(name).expanduser()):
         if (path / "config.json").is_file():

@@ -20,7 +20,7 @@ from unmask import __version__
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
 from unmask.generation import generate
-from unmask.models import Model
+from unmask.models.model import Model
 
 QUESTION = "A baker makes 12 rolls an hour and works for 7 hours. He sells all but 9. How many rolls does he sell?"
 TEXTS = (QUESTION, "What is the capital of France?", "Write a function that adds two numbers.")

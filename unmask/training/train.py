@@ -327,7 +327,7 @@ def train(
 
 def fresh(config: str | Path, seed: int) -> tuple[Any, Any]:
     """A model with random weights and its tokenizer, from a directory (or the name of a bundled model) with both configs."""
-    from unmask.models import BUNDLED, _architecture, _tokenizer
+    from unmask.models.loading import BUNDLED, architecture, tokenizer_of
 
     where = next((p for p in (BUNDLED / str(config), Path(config)) if (p / "config.json").is_file()), None)
     if where is None:
@@ -335,7 +335,7 @@ def fresh(config: str | Path, seed: int) -> tuple[Any, Any]:
             f"there is no config.json in {config}: a model from nothing needs a directory with it and a tokenizer"
         )
     fields = json.loads((where / "config.json").read_text())
-    cls, tokenizer = _architecture(fields, config), _tokenizer(where, fields)
+    cls, tokenizer = architecture(fields, config), tokenizer_of(where, fields)
     module = cls(cls.config_class(**{k: v for k, v in fields.items() if k != "rainbow_ids"}))
     initialise(module, seed)
     return module.float(), tokenizer

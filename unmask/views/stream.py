@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unmask.decoding.step import Step
 from unmask.generation import cut
-from unmask.models import Model
+from unmask.models.model import Model
 
 
 class Stream:
