@@ -47,10 +47,10 @@ model: $(READY)
 	$(TRAIN) --model build/first --steps 1300 --cooldown 0.6 --out build/tiny
 	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/first-rainbow
 	$(TRAIN) --padding rainbow --model build/first-rainbow --steps 1300 --cooldown 0.6 --out build/tiny-rainbow
-	$(RUN)/unmask accept --model build/tiny --rainbow build/tiny-rainbow --split validation --jobs 2 --out build/acceptance.jsonl
+	$(RUN)/unmask accept --model build/tiny --split tuning --workers 2 --out build/acceptance
 
 screenshots: $(READY)
-	$(RUN)/python docs/screenshots.py
+	$(RUN)/python scripts/screenshots.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

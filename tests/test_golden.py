@@ -125,7 +125,9 @@ def strategy(record: dict) -> tuple[Strategy, dict]:
             s, select=Quota(Fixed(p["unmask_k"])), remask=Remask(p["unmask_k"], p["init_unmask_ratio"], p["loop_steps"])
         )
     elif decoder.startswith("dream"):
-        confidence = {"entropy": NegativeEntropy(), "topk_margin": TopMargin(), "origin": PublishedChance()}.get(p["alg"])
+        confidence = {"entropy": NegativeEntropy(), "topk_margin": TopMargin(), "origin": PublishedChance()}.get(
+            p["alg"]
+        )
         s = replace(s, confidence=confidence or s.confidence, select=Quota(Timesteps(p["eps"])))
         if p["alg"] == "origin":
             s = replace(s, select=Chance(Timesteps(p["eps"])))
@@ -158,7 +160,9 @@ def test_trajectory(record: dict) -> None:
     eot = tuple(i for i in (record["eos_id"], record["eot_id"]) if i is not None)
     vocab = Vocab(record["mask_id"], eot, table)
     keep = record["attention_mask"] or [[1] * len(row) for row in record["prompt_ids"]]
-    prompts = [[t for t, real in zip(row, m, strict=True) if real] for row, m in zip(record["prompt_ids"], keep, strict=True)]
+    prompts = [
+        [t for t, real in zip(row, m, strict=True) if real] for row, m in zip(record["prompt_ids"], keep, strict=True)
+    ]
     canvas = Canvas.blank(prompts, length, vocab)
     ours, wrap = strategy(record)
     session = chain(model, **wrap).begin(canvas)

@@ -1,8 +1,8 @@
 """unmask: the decoding toolkit for masked diffusion language models.
 
-    import unmask
-    model = unmask.load("tiny")
-    print(unmask.generate(model, "...", "sacm").text)
+import unmask
+model = unmask.load("tiny")
+print(unmask.generate(model, "...", "sacm").text)
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ _WHERE = {
     for module, names in {
         "models.loading": "load",
         "models.model": "Model wrap",
-        "generation": "generate generations Generation",
+        "generation": "generate generations Decoding Generation",
         "decoding.algorithm": "decode Strategy SuffixAnchor AnchorModulation",
         "decoding.methods": "METHODS method",
         "decoding.canvas": "Canvas Vocab",
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from unmask.decoding.reading import run
     from unmask.decoding.step import Step
     from unmask.errors import UserError
-    from unmask.generation import Generation, generate, generations
+    from unmask.generation import Decoding, Generation, generate, generations
     from unmask.models.loading import load
     from unmask.models.model import Model, wrap
 

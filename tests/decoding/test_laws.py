@@ -26,9 +26,13 @@ COMPOSED = {
     "sacm + entropy bound + suppression": replace(
         METHODS["sacm"], select=selection.EntropyBound(0.5), defer=modifiers.SuppressEOT()
     ),
-    "sacm + remasking": replace(METHODS["sacm"], remask=remasking.Remask(k=2), select=selection.Quota(schedules.Fixed(2))),
+    "sacm + remasking": replace(
+        METHODS["sacm"], remask=remasking.Remask(k=2), select=selection.Quota(schedules.Fixed(2))
+    ),
     "suppression + remasking in blocks": Strategy(
-        select=selection.Quota(schedules.Fixed(1)), defer=modifiers.SuppressEOT(), block=5,
+        select=selection.Quota(schedules.Fixed(1)),
+        defer=modifiers.SuppressEOT(),
+        block=5,
         remask=remasking.Remask(k=1, rounds=4, fresh=False),
     ),
     "factor + suppression": Strategy(select=selection.Factor(1.0), defer=modifiers.SuppressEOT()),

@@ -57,7 +57,9 @@ def test_gsm8k_takes(text, extracted, rule):
     assert grade("gsm8k", text) == (True, extracted, rule)
 
 
-@pytest.mark.parametrize("text", ["The answer is 13", "The answer is -12", "The answer is 1.2", "The answer is twelve", "120"])
+@pytest.mark.parametrize(
+    "text", ["The answer is 13", "The answer is -12", "The answer is 1.2", "The answer is twelve", "120"]
+)
 def test_gsm8k_leaves(text):
     assert not grade("gsm8k", text).correct
 
@@ -66,7 +68,9 @@ def test_gsm8k_parity_modes_are_as_lm_eval_has_them():
     assert grade("gsm8k", "The answer is 12.", "flexible-extract").correct
     assert grade("gsm8k", "The answer is $12.00.", "flexible-extract") == (False, "12.00", "flexible-extract")
     assert grade("gsm8k", "The answer is 12", "strict-match").extracted == "1"  # it eats the last character
-    with pytest.raises(UserError, match="gsm8k has no grading mode 'x'; it has: default, flexible-extract, strict-match"):
+    with pytest.raises(
+        UserError, match="gsm8k has no grading mode 'x'; it has: default, flexible-extract, strict-match"
+    ):
         grade("gsm8k", "", "x")
 
 
@@ -175,7 +179,9 @@ def test_mathvista_numbers_and_lists():
 
 
 def test_mathvista_official_turns_silence_into_hits_and_strict_does_not():
-    assert grade("mathvista", "", "official", answer="a cat").correct  # the nearest choice to nothing: the first of the shortest
+    assert grade(
+        "mathvista", "", "official", answer="a cat"
+    ).correct  # the nearest choice to nothing: the first of the shortest
     assert not grade("mathvista", "", "strict", answer="a cat").correct
 
 
@@ -207,8 +213,22 @@ def test_toy_answers():
 
 def test_shared_pieces():
     assert clean(f"a{EOT}{EOT}b</s>") == "a  b "
-    assert boxes(r"\boxed{\frac{1}{2}} and \boxed{a\}b} and \fbox{c} and \boxed{cut") == [r"\frac{1}{2}", r"a\}b", "c", "cut"]
-    assert [n for *_, n in numbers("1,234.5 and -3, 10-5, $-4, -$6 and 3/4, .5")] == ["1234.5", "-3", "10", "5", "-4", "-6", "3/4", ".5"]
+    assert boxes(r"\boxed{\frac{1}{2}} and \boxed{a\}b} and \fbox{c} and \boxed{cut") == [
+        r"\frac{1}{2}",
+        r"a\}b",
+        "c",
+        "cut",
+    ]
+    assert [n for *_, n in numbers("1,234.5 and -3, 10-5, $-4, -$6 and 3/4, .5")] == [
+        "1234.5",
+        "-3",
+        "10",
+        "5",
+        "-4",
+        "-6",
+        "3/4",
+        ".5",
+    ]
     assert [n for *_, n in numbers(r"\frac{1}{2}")] == ["1/2"]
     assert stated_number("none here") is None
     assert peel('"**Yes.**"') == "Yes" and peel("U.S.") == "U.S."

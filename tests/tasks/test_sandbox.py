@@ -106,7 +106,9 @@ def test_hostile_programs_score_zero_and_leave_nothing(tmp_path):
     listener = socket.create_server(("127.0.0.1", 0))
     port = str(listener.getsockname()[1])
     os.chmod(tmp_path, 0o777)
-    programs = [Program(code.replace("PORT", port).replace("OUTSIDE", str(tmp_path)), CHECK) for code in HOSTILE.values()]
+    programs = [
+        Program(code.replace("PORT", port).replace("OUTSIDE", str(tmp_path)), CHECK) for code in HOSTILE.values()
+    ]
     outcomes = dict(zip(HOSTILE, run_many(programs, timeout=3), strict=True))
     assert {name: outcome for name, outcome in outcomes.items() if outcome.passed} == {}
     assert list(tmp_path.iterdir()) == []
@@ -143,7 +145,9 @@ def read(path):
 
 @needs_namespaces
 def test_no_privileges_and_its_own_processes_only():
-    code = "import os\nstatus = open('/proc/self/status').read()\npids = [p for p in os.listdir('/proc') if p.isdigit()]\n"
+    code = (
+        "import os\nstatus = open('/proc/self/status').read()\npids = [p for p in os.listdir('/proc') if p.isdigit()]\n"
+    )
     tests = "assert 'NoNewPrivs:\\t1' in status\nassert pids == ['1', '2'], pids\nimport re\n"
     tests += "assert int(re.search(r'CapEff:\\t(\\w+)', status)[1], 16) in (0, 4)\nassert len(os.environ) < 10"
     assert run(Program(code, tests)) == (True, "passed")
@@ -208,7 +212,9 @@ def test_replies_without_a_program():
         assert program is None or "out" in program
     assert mbpp.find_program("[DONE]", {}) == (None, "no code")
     assert mbpp.find_program("\ndef add(a, b):\n    return a + b\n[DONE]\nmore", {})[0].startswith("def add")
-    assert mbpp.find_program("[BEGIN]\nMOD = 9\ndef add(a, b):\n    return a % MOD\n\nYou are an expert", {})[0].startswith("MOD")
+    assert mbpp.find_program("[BEGIN]\nMOD = 9\ndef add(a, b):\n    return a % MOD\n\nYou are an expert", {})[
+        0
+    ].startswith("MOD")
     assert longest_program("x = 1\ny = (\n") == "x = 1"
 
 

@@ -53,7 +53,13 @@ class Strategy:
     def windows(self, length: int, steps: int) -> list[tuple[slice, int]]:
         """Blocks from left to right, each with its share of the steps, at least one; the last may be shorter."""
         edges = [*range(0, length, self.block or length), length]
-        return [(slice(a, b), max(1, round(steps * b / length) - round(steps * a / length))) for a, b in pairwise(edges)]
+        return [
+            (slice(a, b), max(1, round(steps * b / length) - round(steps * a / length))) for a, b in pairwise(edges)
+        ]
+
+    def steps(self, length: int, given: int | None = None) -> int:
+        """T: what was given, else the method's pace."""
+        return max(1, round(self.pace * length)) if given is None else given
 
     def bound(self, length: int, steps: int) -> int:
         """The most forwards a decode can take."""
@@ -73,7 +79,7 @@ def decode(
     canvas: Canvas, strategy: Strategy, steps: int | None = None, seed: int | Sequence[int] = 0, watch: Sequence[Watch] = ()
 ) -> Generator[Ask, Prediction, Decoded]:  # fmt: skip
     """Algorithm 1 as a generator: it yields what it asks of the model and is sent the prediction (see `run`)."""
-    steps = max(1, round(strategy.pace * canvas.length)) if steps is None else steps
+    steps = strategy.steps(canvas.length, steps)
     settings.check(strategy, steps)
     draws, needs = Draws(seed, canvas), settings.needs(strategy, watch)
     read = Reader(strategy.read, needs, draws)

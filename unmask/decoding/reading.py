@@ -143,13 +143,3 @@ class Reader:
         value, out["token"] = self.choose(logits, rows, slots, ask, self.draws)
         out["p"] = (value - log_z.squeeze(-1)).exp()
         return out
-
-
-
-
-
-
-
-
-
-

@@ -10,6 +10,7 @@ from unmask.decoding.rules.selection import EntropyBound, Factor, Quota
 from unmask.decoding.rules.tokens import ForbidEOT, Gumbel
 
 VARIANTS: dict[str, Strategy] = {
+    "left-to-right": Strategy(block=1, pace=1),
     "sacm-margin": Strategy(
         confidence=TopMargin(), anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)
     ),
@@ -18,5 +19,7 @@ VARIANTS: dict[str, Strategy] = {
     "eb-sampler": Strategy(confidence=NegativeEntropy(), select=EntropyBound(0.01), pace=1),
     "fast-dllm-factor": Strategy(block=32, select=Factor(1.0), pace=1),
     "eot-forbidden": Strategy(read=ForbidEOT()),
-    "remdm-official": Strategy(Gumbel(), remask=Remask(rounds=None, fresh=False), select=Quota(Fixed(1)), block=32, pace=1),
+    "remdm-official": Strategy(
+        Gumbel(), remask=Remask(rounds=None, fresh=False), select=Quota(Fixed(1)), block=32, pace=1
+    ),
 }

@@ -7,15 +7,17 @@ import io
 import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from unmask.errors import UserError
 from unmask.evaluation.significance import mean, paired, spread, wilson
-from unmask.paper import numbers as paper
+from unmask.files import write_text
+from unmask.tables import latex, markdown
 
 Record = dict[str, Any]
+Beside = Callable[[Record], Any]  # the published number for a run (`accuracy`, `table`), if there is one
 
 # ---------------------------------------------------------------- runs
 
@@ -90,10 +92,10 @@ COLUMNS = ("model", "task", "method", "L", "T", "NFE", "rows", "accuracy", "low"
            "progress", "tokens/forward", "tokens/s")  # fmt: skip
 
 
-def line(record: Record) -> dict[str, Any]:
+def line(record: Record, beside: Beside = lambda record: None) -> dict[str, Any]:
     """A run as a row of the table; shares in percent, as the paper has them."""
     summary, recipe = record["summary"], record["recipe"]
-    cell = paper.beside(recipe, record["method"])
+    cell = beside(record)
 
     def percent(value: float | None) -> float | None:
         return None if value is None else round(100 * value, 2)
@@ -146,37 +148,8 @@ def label(record: Record) -> str:
     return f"{record['method']} (L={record['recipe']['length']}, T={record['recipe']['steps']})"
 
 
-def shown(value: Any) -> str:
-    if value is None:
-        return ""
-    return (
-        "yes" if value is True else "" if value is False else f"{value:.2f}" if isinstance(value, float) else str(value)
-    )
-
-
-def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    cells = [[*columns], *([shown(row.get(c)) for c in columns] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]) + "\n"
-
-
-def latex(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    def safe(text: str) -> str:
-        for sign in "\\&%$#_{}":
-            text = text.replace(sign, {"\\": r"\textbackslash "}.get(sign, "\\" + sign))
-        return text
-
-    lines = [" & ".join(safe(shown(row.get(c))) for c in columns) + r" \\" for row in rows]
-    head = " & ".join(safe(c) for c in columns) + r" \\"
-    kinds = "".join("l" if c in ("model", "task", "method", "a", "b") else "r" for c in columns)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
-    )
-
-
-def table(found: Sequence[Record], style: str) -> str:
-    lines = [line(record) for record in found]
+def table(found: Sequence[Record], style: str, beside: Beside = lambda record: None) -> str:
+    lines = [line(record, beside) for record in found]
     lines.sort(key=lambda row: (row["task"], row["model"], row["L"], row["T"]))
     if style == "json":
         whole = {"runs": lines, "compute": by_compute(lines), "pairs": comparisons(found)}
@@ -209,24 +182,21 @@ def table(found: Sequence[Record], style: str) -> str:
 STYLES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 
 
-def write(places: Sequence[str], style: str, out: str | None) -> str:
+def write(places: Sequence[str], style: str, out: str | None, beside: Beside = lambda record: None) -> str:
     """The table to print; `out` also gets a plot or a table, by its ending."""
     found = records(places)
     if out:
         path = Path(out)
         if path.suffix.lower() in STYLES:
-            try:
-                path.write_text(table(found, STYLES[path.suffix.lower()]))
-            except OSError as error:
-                raise UserError(f"cannot write {out}: {error.strerror}") from None
+            write_text(path, table(found, STYLES[path.suffix.lower()], beside))
         elif path.suffix.lower() in (".png", ".svg", ".pdf"):
-            plot(found, path)
+            plot(found, path, beside)
         else:
             raise UserError(f"{out}: a plot ends in .png, .svg or .pdf, a table in {', '.join(STYLES)}")
-    return table(found, style)
+    return table(found, style, beside)
 
 
-def plot(found: Sequence[Record], path: Path) -> None:
+def plot(found: Sequence[Record], path: Path, beside: Beside = lambda record: None) -> None:
     """Accuracy against steps and, on the same scale beside it, against forwards; one pair of panels a model and task."""
     try:
         import matplotlib
@@ -235,7 +205,7 @@ def plot(found: Sequence[Record], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = [line(record) for record in found]
+    lines = [line(record, beside) for record in found]
     groups = list(dict.fromkeys((row["model"], row["task"]) for row in lines))
     methods = list(dict.fromkeys(row["method"] for row in lines))
     figure, axes = pyplot.subplots(len(groups), 2, figsize=(10, 3.6 * len(groups)), sharey="row", squeeze=False)
@@ -307,42 +277,6 @@ def table_of_summary(summary: Mapping[str, Any]) -> str:
                 f"{mode} {100 * value:.2f}" for mode, value in s["modes"].items()
             )
     return text.rstrip("\n") + f"\n\nexamples and recipes: {summary['out']}"
-
-
-class Progress:
-    """A bar with the accuracy so far and the time left, if the stream is a terminal."""
-
-    def __init__(self, stream: TextIO):
-        self.stream, self.bar, self.jobs = stream, None, {}  # type: ignore[var-annotated]
-
-    def __enter__(self) -> Progress:
-        if self.stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-            )
-            self.bar = Bar(*columns, console=Console(file=self.stream), transient=True)  # type: ignore[assignment]
-            self.bar.start()  # type: ignore[attr-defined]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def __call__(self, name: str, done: int, total: int, right: int) -> None:
-        if self.bar:
-            if done == 0 or name not in self.jobs:
-                self.jobs[name] = self.bar.add_task(name, total=total, note="")
-            self.bar.update(
-                self.jobs[name], completed=done, note=f"accuracy {100 * right / done:.1f} %" if done else ""
-            )
 
 
 # ---------------------------------------------------------------- diff

@@ -16,7 +16,7 @@ from torch import Tensor
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.reading import Ask, Denoiser
 from unmask.errors import UserError
-from unmask.models.layers import KV
+from unmask.models.layers import KV, Backbone
 
 Logits = Callable[[slice], Tensor]
 
@@ -29,7 +29,7 @@ class Opens(Protocol):
 class Plain:
     """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward an ask, of the rows that ask."""
 
-    module: Any = field(repr=False)
+    module: Backbone = field(repr=False)
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return self
@@ -95,7 +95,7 @@ class Cached:
     """Fast-dLLM's caches around a module of ours: the first forward of a window is full and keeps every K and V; those
     after it run from the window on (prefix) or the window alone (dual), on keys that otherwise stay as they were."""
 
-    module: Any = field(repr=False)
+    module: Backbone = field(repr=False)
     dual: bool = False
 
     def begin(self, canvas: Canvas) -> Denoiser:
@@ -103,7 +103,7 @@ class Cached:
 
 
 class _Caching:
-    def __init__(self, module: Any, dual: bool):
+    def __init__(self, module: Backbone, dual: bool):
         self.module, self.dual = module, dual
         self.window: slice | None = None
         self.kinds: list[str] = []  # of the forwards made: full, suffix, block
@@ -133,14 +133,14 @@ class PrefixLM:
     """LaViDa's prefix mode around a module of ours: the prompt is run once, alone, and its K and V are kept; every
     forward after that runs the response on top of them. The prompt never sees the response."""
 
-    module: Any = field(repr=False)
+    module: Backbone = field(repr=False)
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return _Prefixed(self.module)
 
 
 class _Prefixed:
-    def __init__(self, module: Any):
+    def __init__(self, module: Backbone):
         self.module = module
         self.kv: KV | None = None
 
@@ -156,7 +156,7 @@ class _Prefixed:
         return _head(self.module, hidden[rows, slots])
 
 
-def _head(module: Any, asked: Tensor) -> Logits:
+def _head(module: Backbone, asked: Tensor) -> Logits:
     """Lazy logits of hidden states (n, d)."""
     return lambda part: module.head(asked[part])
 

@@ -114,9 +114,7 @@ class DreamModel(PreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def hidden(
-        self, ids: Tensor, valid: Tensor | None = None, *, start: int = 0, kv: KV | None = None
-    ) -> Tensor:
+    def hidden(self, ids: Tensor, valid: Tensor | None = None, *, start: int = 0, kv: KV | None = None) -> Tensor:
         """Normed hidden states (B, T, d) of ids (B, T) standing at slots start.. ; `valid` (B, N) is False on padding.
 
         Dream's padding rule: a row counts its positions from its first real token.

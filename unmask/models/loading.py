@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from unmask.decoding.canvas import Vocab
 from unmask.errors import UserError
+from unmask.files import read_json
 from unmask.models.model import Model
 
 # architecture in config.json -> where its class is
@@ -46,10 +46,7 @@ def load(
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     where = located(str(name), revision)
-    try:
-        config = json.loads((where / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where / 'config.json'} is not JSON ({error}); download the model's files again") from error
+    config = read_config(where)
     cls = architecture(config, name)
     if device is None and device_map is None:
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -69,18 +66,39 @@ def load(
         module = module.to(device)
     tokenizer = tokenizer_of(where, config)
     module.eval().requires_grad_(False)
-    vocab = Vocab(module.config.mask_token_id, _ends(module.config, tokenizer), _frequencies(where, frequencies, module))
+    size, mask = module.get_input_embeddings().num_embeddings, module.config.mask_token_id
+    if not isinstance(mask, int) or not 0 <= mask < size:
+        raise UserError(f"config.json of {name} has mask_token_id {mask!r}; it must be a token id from 0 to {size - 1}")
+    vocab = Vocab(mask, _ends(module.config, tokenizer), _frequencies(where, frequencies, module))
     fitted = Path(adapter) if adapter is not None else None
     return getattr(cls, "facade", Model)(str(name), module, tokenizer, vocab, path=where, adapter=fitted)
 
 
+def read_config(where: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint folder."""
+    file = where / "config.json"
+    config = read_json(file)
+    if not isinstance(config, dict):
+        raise UserError(f"{file} is not a JSON object; download the model's files again")
+    return config
+
+
 def check_device(device: Any, dtype: Any) -> None:
+    """Refuse a device that is not there, and a dtype that there is not."""
     try:
         kind = torch.device(device).type if device is not None else "cpu"
-    except RuntimeError as error:
-        raise UserError(f"there is no device {device!r}; it is cpu, cuda, cuda:1 or mps") from error
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda", "mps"):
+        raise UserError(f"there is no device {str(device)!r}; it is cpu, cuda, cuda:1 or mps")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("this torch finds no CUDA device; use device cpu, or install a torch built for CUDA")
+    if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"there is no device {str(device)!r}; this machine has {torch.cuda.device_count()} CUDA devices, from cuda:0 on"
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UserError("this machine has no mps device; use device cpu")
     if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise UserError(f"there is no dtype {dtype!r}; it is float32, bfloat16, float16 or auto")
 
@@ -131,17 +149,29 @@ def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
     except UserError:
         raise
     except torch.OutOfMemoryError as error:
-        raise UserError('not enough memory for the weights; try quantize="int8", dtype="bfloat16" or device_map="auto"') from error
+        raise UserError(
+            'not enough memory for the weights; try quantize="int8", dtype="bfloat16" or device_map="auto"'
+        ) from error
     except ImportError as error:
-        raise UserError(f"{str(error).strip().splitlines()[0]}; try `pip install \"unmask[quantize,device-map]\"`") from error
+        raise UserError(
+            f'{str(error).strip().splitlines()[0]}; try `pip install "unmask[quantize,device-map]"`'
+        ) from error
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         shapes = [line.strip() for line in lines if "shape" in line.lower() or "size mismatch" in line.lower()]
-        raise UserError(f"the weights in {where} do not fit its config.json: {(shapes or lines or [repr(error)])[0][:300]}") from error
+        raise UserError(
+            f"the weights in {where} do not fit its config.json: {(shapes or lines or [repr(error)])[0][:300]}"
+        ) from error
     wrong = [str(m[0] if isinstance(m, tuple) else m) for m in info.get("mismatched_keys") or []]
-    missing = sorted(info["missing_keys"])
-    if wrong or missing:
-        what = f"{len(wrong)} mis-shaped ({', '.join(wrong[:3])})" if wrong else f"{len(missing)} missing ({', '.join(missing[:3])})"
+    kinds = {
+        "mis-shaped": wrong,
+        "missing": sorted(info["missing_keys"]),
+        "not expected": sorted(info.get("unexpected_keys") or []),
+    }
+    for kind, found in kinds.items():
+        if not found:
+            continue
+        what = f"{len(found)} {kind} ({', '.join(found[:3])})"
         raise UserError(f"the weights in {where} do not fit its config.json: {what}; download the model's files again")
     return module
 
@@ -158,7 +188,9 @@ def tokenizer_of(where: Path, config: dict[str, Any]) -> Any:
         return cls.from_pretrained(where, local_files_only=True)
     except Exception as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the tokenizer in {where} cannot be read ({why:.120}); copy the tokenizer files of the model there") from error
+        raise UserError(
+            f"the tokenizer in {where} cannot be read ({why:.120}); copy the tokenizer files of the model there"
+        ) from error
 
 
 def _ends(config: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -15,9 +15,10 @@ from torch import Tensor
 from unmask.decoding.canvas import Canvas, Vocab
 from unmask.decoding.reading import Denoiser
 from unmask.errors import UserError
-from unmask.models.denoisers import chain
+from unmask.models.denoisers import Opens, chain
 
 Messages = Sequence[dict[str, str]]
+ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Model:
         return getattr(config, "max_position_embeddings", None)
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return getattr(getattr(self.module, "config", None), "vocab_size", None) or len(self.tokenizer)
+
+    @property
     def length(self) -> int:
         """The response length to use when none is given."""
         return getattr(getattr(self.module, "config", None), "response_length", 256)
@@ -50,7 +56,9 @@ class Model:
     ) -> list[int]:
         """A prompt, or the messages of a conversation, as ids that end where the response begins; bos comes once."""
         if images:
-            raise UserError(f"{self.name} cannot see pictures; LaViDa can: --model jacklishufan/lavida-llada-v1.0-instruct")
+            raise UserError(
+                f"{self.name} cannot see pictures; LaViDa can: --model jacklishufan/lavida-llada-v1.0-instruct"
+            )
         text = self.render(prompt, system, raw)
         return self.tokens(text) if self.chats and not raw else list(self.tokenizer(text)["input_ids"])
 
@@ -62,8 +70,13 @@ class Model:
         """The text the model is given: the conversation in its chat template, or the prompt itself."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         for message in messages:
-            if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            if not isinstance(message, dict) or not all(
+                isinstance(message.get(key), str) for key in ("role", "content")
+            ):
                 raise UserError(f'a message is {{"role": "user", "content": "text"}}; this is {message!r:.80}')
+            if message["role"] not in ROLES:
+                raise UserError(f"a role is {', '.join(ROLES)}, not {message['role']!r:.40}")
+            whole_text(message["content"])
         if not messages or not messages[-1]["content"].strip():
             raise UserError("the prompt is empty")
         if raw or not self.chats:
@@ -72,12 +85,16 @@ class Model:
                 raise UserError(f"{why} no chat template: give plain text, without messages or a system prompt")
             return prompt
         if system:
-            messages = [{"role": "system", "content": system}, *messages]
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            messages = [{"role": "system", "content": whole_text(system)}, *messages]
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program: whatever it does, the model's files are at fault
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(f"the chat template of {self.name} fails ({why:.120}); mend it, or pass --raw") from error
 
     def tokens(self, text: str) -> list[int]:
         """The ids of a piece of text alone: nothing added before or behind it."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(whole_text(text), add_special_tokens=False)["input_ids"])
 
     def text(self, ids: Sequence[int] | Tensor) -> str:
         """Text without end-of-text and mask tokens; what stands behind an end-of-text token is kept."""
@@ -85,7 +102,7 @@ class Model:
         kept = [i for i in (ids.tolist() if isinstance(ids, Tensor) else ids) if i not in drop]
         return self.tokenizer.decode(kept, skip_special_tokens=True)
 
-    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Any:
+    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Opens:
         """What predicts. `images`: the pictures of every row that has some, one row after the other, as Pillow images."""
         return chain(self.module, cfg=cfg, cache=cache, shift=self.shift)
 
@@ -108,12 +125,33 @@ class Model:
                     digest.update(f.read(size if size <= 2**28 else 2**20))
         if not files:
             for name, value in self.module.state_dict().items():
-                digest.update(name.encode() + value.detach().cpu().contiguous().flatten()[:4096].float().numpy().tobytes())
+                digest.update(
+                    name.encode() + value.detach().cpu().contiguous().flatten()[:4096].float().numpy().tobytes()
+                )
         return digest.hexdigest()
 
 
+def whole_text(text: Any) -> str:
+    """Text that can be encoded: a string without half a character in it."""
+    if not isinstance(text, str):
+        raise UserError(f"text is a string, not {text!r:.60}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the text holds half a character (a lone surrogate at position {error.start}); it cannot be encoded"
+        ) from None
+    return text
+
+
 def wrap(
-    module: Any, tokenizer: Any, *, mask_id: int, eot_ids: Sequence[int] = (), shift: bool = False, frequency: Tensor | None = None
+    module: Any,
+    tokenizer: Any,
+    *,
+    mask_id: int,
+    eot_ids: Sequence[int] = (),
+    shift: bool = False,
+    frequency: Tensor | None = None,
 ) -> Model:
     """Any module whose forward(input_ids, attention_mask) gives `.logits`; `shift` when they are next-token aligned.
     `frequency` (V,) is what UNCODE needs."""

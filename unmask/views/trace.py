@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from unmask import __version__
+from unmask.decoding.algorithm import Strategy
 from unmask.errors import UserError
+from unmask.evaluation.evaluate import decoding_for, picture
+from unmask.files import write_bytes
+from unmask.generation import Decoding, Prompt, generations
+from unmask.models.model import Model
+from unmask.tasks import Rows, Task
 
 FORMAT, VERSION = "unmask-trace", 1
 SCALE = 10_000  # confidences are kept as integers in units of 1 / SCALE
@@ -184,37 +190,54 @@ class Moment:
 
 
 def record(
-    model: Any, prompts: Sequence[str], name: str, strategy: Any = None, *, top: bool = True, **options: Any
+    model: Model,
+    prompts: Sequence[Prompt],
+    methods: Mapping[str, Strategy],
+    decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
+    *,
+    images: Sequence[Any] | None = None,
+    top: bool = True,
 ) -> list[Run]:
-    """Decode prompts with a method and keep how it went; the options are those of `generate`."""
-    from unmask.generation import generate
+    """Decode prompts with each method and keep how it went."""
+    runs = []
+    for name, strategy in methods.items():
+        trace = Trace(top)
+        made = generations(model, prompts, strategy, decoding, images=images, watch=[trace])
+        asked = [prompt for prompt in prompts for _ in range(decoding.samples)]
+        runs += trace.runs(
+            model, [{"method": name, "prompt": p, "text": g.text} for p, g in zip(asked, made, strict=True)]
+        )
+    return runs
 
-    trace = Trace(top)
-    watch = [*options.pop("watch", ()), trace]
-    made = generate(model, list(prompts), name if strategy is None else strategy, watch=watch, **options)
-    asked = [prompt for prompt in prompts for _ in range(options.get("samples", 1))]
-    abouts = [{"method": name, "prompt": p, "text": g.text} for p, g in zip(asked, made, strict=True)]
-    return trace.runs(model, abouts)
+
+def record_rows(
+    model: Model,
+    task: Task,
+    rows: Rows,
+    methods: Mapping[str, Strategy],
+    decoding: Decoding = Decoding(),  # noqa: B008
+) -> list[Run]:
+    """The same for rows of a task, with their gold and, unless grading runs code, the grade."""
+    prompts = [task.render(row, rows.few_shot) for row in rows.rows]
+    images = [picture(task, row, rows.data.root) for row in rows.rows] if task.image else None
+    runs = record(model, prompts, methods, decoding_for(model, task, decoding), images=images)
+    graded = []
+    for run, row in zip(runs, [row for _ in methods for row in rows.rows], strict=True):
+        correct = None if task.executes else bool(task.grade(run.text, row).correct)
+        graded.append(replace(run, gold=str(row.get(task.gold)), correct=correct))
+    return graded
 
 
 def packed(runs: Sequence[Run]) -> dict[str, Any]:
     """The object of a trace file; what says nothing (empty, None) is left out."""
-    from unmask import __version__
-
     small = [{name: value for name, value in vars(run).items() if value not in (None, "", [], {})} for run in runs]
     return {"format": FORMAT, "version": VERSION, "made_by": f"unmask {__version__}", "runs": small}
 
 
 def save(path: str | Path, runs: Sequence[Run]) -> None:
     """Write a trace file: JSON, gzipped when the name ends in .gz. An older file is replaced at once or not at all."""
-    path = Path(path)
     data = json.dumps(packed(runs), ensure_ascii=False, separators=(",", ":")).encode()
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        os.replace(beside, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def load(path: str | Path) -> list[Run]:

@@ -100,5 +100,3 @@ class LinearPosition:
         size = step.window.stop - step.window.start
         place = torch.arange(step.canvas.length, device=score.device) - step.window.start
         return (1 - self.weight) * (s - low) / (high - low).clamp(min=1e-9) + self.weight * (size - place) / size
-
-

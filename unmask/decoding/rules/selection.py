@@ -53,26 +53,6 @@ def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
     return (rivals & (score == passed)).sum(1)
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @dataclass(frozen=True)
 class Quota:
     """As many of the best as the schedule says."""
@@ -142,9 +122,3 @@ class EntropyBound:
 
     def bound(self, n: int, steps: int) -> int:
         return n
-
-
-
-
-
-
