@@ -55,7 +55,6 @@ from unmask.progress import Bar
     option("--limit", type=int, metavar="N", help="only the first N rows"),
     SETTINGS,
     DECODING,
-    lambda parser: parser.set_defaults(temperature=0.0),
     option("--seeds", type=int, default=1, metavar="N", help="runs of a method that draws; reports mean and spread (default: 1)"),
     option("--layout", choices=["flat", "turns"], help="few-shot examples in the one prompt (default), or as turns of a conversation"),
     option("--out", metavar="DIR", help="the folder for the runs (default: runs/MODEL-TASK)"),

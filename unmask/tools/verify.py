@@ -41,7 +41,7 @@ import transformers
 print(transformers.__version__)
 """
     % MASKS
-)  # noqa: UP031
+)
 
 
 def verify(
