@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from unmask.tasks import sandbox
 from unmask.tasks.data import Row
@@ -50,11 +53,37 @@ def longest_program(code: str) -> str | None:
     return None
 
 
-def execute(program: str | None, tests: str, rule: str, limits: Limits) -> Grade:
+class Tests(NamedTuple):
+    code: str
+    setup: str = ""  # helpers the tests use that are given with the task, not written by the model
+    names: tuple[str, ...] = ()  # what is tested, even where Python has a function of that name
+
+
+def execute(program: str | None, rule: str, tests: Tests, limits: Limits) -> Grade:
     if program is None:
         return Grade(False, None, "none")
-    outcome = sandbox.run(sandbox.Program(program, tests), limits.timeout, limits.memory, limits.unisolated)
-    return Grade(outcome.passed, program, f"{rule}, {outcome.reason}")
+    inside = not from_outside(tests.code)
+    outcome = sandbox.run(sandbox.Program(program, *tests, inside), limits.timeout, limits.memory, limits.unisolated)
+    return Grade(outcome.passed, program, f"{rule}, {outcome.reason}" + (" in one process" if inside else ""))
+
+
+def from_outside(tests: str) -> bool:
+    """Can these tests be run in another process than the program's? Not if they hand it a function or define a class: only
+    plain values cross. This looks at the tests alone, so that no program can choose to be tested in its own process."""
+    try:
+        nodes = list(ast.walk(ast.parse(tests)))
+    except SyntaxError:
+        return True  # the judge will say so
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    known = functions | {name for name in dir(builtins) if callable(getattr(builtins, name))}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    theirs = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id not in known]
+    called = {id(call.func) for call in calls}
+    handed = [node for call in theirs for inner in (*call.args, *call.keywords) for node in ast.walk(inner)]
+    return not any(
+        isinstance(node, ast.Lambda) or (isinstance(node, ast.Name) and node.id in known and id(node) not in called)
+        for node in handed
+    ) and not any(isinstance(node, ast.ClassDef) for node in nodes)
 
 
 def grade_many(task: Task, pairs: Sequence[tuple[str, Row]], limits: Limits = Limits()) -> list[Grade]:  # noqa: B008
