@@ -7,11 +7,9 @@ judge gets a number for it. So the program never sees a test, and all it can do 
 jail.py runs this file in both processes. It imports nothing of unmask: whatever is loaded here, the program can reach."""
 
 import builtins
-import hashlib
 import importlib
 import json
 import os
-import secrets
 import sys
 import types
 from collections import deque
@@ -19,11 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Set, ValuesView
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
-from typing import Any
 
 LARGEST = 16 << 20  # bytes of a message
 LONGEST = 100_000  # items of an iterator
-ITEMS: dict[str, Callable[[list[Any]], Any]] = {
+ITEMS: dict[str, Callable[[list], object]] = {
     "tuple": tuple,
     "set": set,
     "frozenset": frozenset,
@@ -31,7 +28,7 @@ ITEMS: dict[str, Callable[[list[Any]], Any]] = {
     "iterator": iter,
     "range": lambda x: range(*x),
 }
-TEXT: dict[str, Callable[[str], Any]] = {
+TEXT: dict[str, Callable[[str], object]] = {
     "int": lambda x: int(x, 16),
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
@@ -58,7 +55,10 @@ def pack(value, other):
         if isinstance(value, kind):
             return {"set" if kind is Set else kind.__name__: [pack(item, other) for item in value]}
     if isinstance(value, (Iterator, ValuesView)):
-        return {"iterator": [pack(item, other) for item in islice(value, LONGEST)]}
+        items = list(islice(value, LONGEST + 1))
+        if len(items) > LONGEST:
+            raise OverflowError("too many items to be sent")
+        return {"iterator": [pack(item, other) for item in items]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytearray" if isinstance(value, bytearray) else "bytes": value.hex()}
     for number in (complex, Fraction, Decimal):
@@ -70,7 +70,7 @@ def pack(value, other):
 
 
 def unpack(value, other):
-    """The value of what `pack` made, with `other` for the rest; ValueError or TypeError if pack never made it."""
+    """The value of what `pack` made, with `other` for the rest; an exception if `pack` never made it."""
     if isinstance(value, list):
         return [unpack(item, other) for item in value]
     if not isinstance(value, dict):
@@ -112,6 +112,12 @@ class Line:
         return bytes(data)
 
 
+def digest(nonce):
+    import hashlib  # slow to load, and seldom needed
+
+    return hashlib.sha256(nonce.encode()).hexdigest()
+
+
 # ---------------------------------------------------------------- the program's side
 
 
@@ -140,9 +146,9 @@ def serve(line):
 
     def test(tests, nonce):  # where the tests cannot be run from outside
         exec(compile(tests, "tests.py", "exec"), module.__dict__)
-        return hashlib.sha256(nonce.encode()).hexdigest()
+        return digest(nonce)
 
-    verbs: dict[str, Callable[..., Any]] = {
+    verbs: dict[str, Callable] = {
         "run": run,
         "name": name,
         "call": call,
@@ -199,9 +205,7 @@ class Tests(dict):
             self[name] = self.judge.ask("name", name)
         elif hasattr(builtins, name):
             raise KeyError(name)
-        elif (
-            name in sys.stdlib_module_names
-        ):  # where the program is relied on to import it: its own might not be the real one
+        elif name in sys.stdlib_module_names:  # the real module, not what the program has under its name
             self[name] = importlib.import_module(name)
         else:
             self[name] = self.judge.ask("name", name)
@@ -217,8 +221,8 @@ class Judge:
         try:
             self.ask("run", code)
             if inside:
-                nonce = secrets.token_hex(32)
-                if self.ask("test", tests, nonce) != hashlib.sha256(nonce.encode()).hexdigest():
+                nonce = os.urandom(32).hex()
+                if self.ask("test", tests, nonce) != digest(nonce):
                     self.leave(False, "foul")
             else:
                 world = Tests(self, names)
@@ -232,7 +236,7 @@ class Judge:
         self.harness.say([passed, reason])
         os._exit(0)
 
-    def ask(self, verb, *arguments) -> Any:
+    def ask(self, verb, *arguments):
         """What the program answers. If it raises an exception, so does this; if it leaves or breaks the rules, all is over."""
         message = [verb, pack(list(arguments), self.number)]
         try:

@@ -6,7 +6,6 @@ takes its side of border.py. It imports nothing of unmask: whatever is loaded he
 import contextlib
 import ctypes
 import os
-import platform
 import resource
 import signal
 import sys
@@ -98,7 +97,7 @@ def isolate(mode, folder, outside_uid):
 
 
 def change_root(libc, folder):
-    """Make `folder` the root: what is in VISIBLE, a /proc of its own, and 32 MB in memory to write to, in /tmp."""
+    """Make `folder` the root: what is in VISIBLE, a /proc of its own, and 32 MB in memory to write to, at the folder's path."""
 
     def mount(what, where, kind, flags, options=None):
         system(libc.mount(what, where.encode(), kind, flags, options), f"mount {where}")
@@ -106,9 +105,9 @@ def change_root(libc, folder):
     os.umask(0o022)  # another user must find its way through these folders
     mount(None, "/", None, REC | PRIVATE)
     mount(b"tmpfs", folder, b"tmpfs", NOSUID, b"size=1m,nr_inodes=1000,mode=755")
-    for path in filter(os.path.exists, VISIBLE):
+    for path in sorted(filter(os.path.exists, VISIBLE), key=len):
         inside = folder + path
-        if os.path.exists(inside):  # /usr/local, with /usr
+        if os.path.exists(inside):  # it came with a folder above it
             continue
         if os.path.isdir(path):
             os.makedirs(inside)
@@ -117,21 +116,21 @@ def change_root(libc, folder):
             os.close(os.open(inside, os.O_CREAT))
         mount(path.encode(), inside, None, BIND | REC)
     os.mkdir(folder + "/proc")
-    os.mkdir(folder + "/tmp")
+    os.makedirs(folder + folder)
     mount(b"proc", folder + "/proc", b"proc", NOSUID | NODEV | NOEXEC)
     attributes = (ctypes.c_uint64 * 4)(RDONLY | NOSUID, 0, 0, 0)  # struct mount_attr: set, clear, propagation, userns
     system(libc.syscall(MOUNT_SETATTR, AT_FDCWD, folder.encode(), AT_RECURSIVE, attributes, 32), "mount_setattr")
-    mount(b"tmpfs", folder + "/tmp", b"tmpfs", NOSUID | NODEV, b"size=32m,nr_inodes=1000,mode=777")
+    mount(b"tmpfs", folder + folder, b"tmpfs", NOSUID | NODEV, b"size=32m,nr_inodes=1000,mode=777")
     os.chdir(folder)
-    system(libc.syscall(PIVOT_ROOT[MACHINES[platform.machine()][1]], b".", b"."), "pivot_root")
+    system(libc.syscall(PIVOT_ROOT[MACHINES[os.uname().machine][1]], b".", b"."), "pivot_root")
     system(libc.umount2(b".", DETACH), "umount")
-    os.chdir("/tmp")
+    os.chdir(folder)
 
 
 def forbid(libc):
     """A filter of system calls. Threads are allowed, and connected pairs of sockets (asyncio); other processes are not, so
     that the limits of one process are those of the program."""
-    arch, column = MACHINES[platform.machine()]
+    arch, column = MACHINES[os.uname().machine]
     load, equal, at_least, any_bit, mask, result = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
     kill, allow, no, unknown = 0x80000000, 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38  # EPERM, ENOSYS
     number, architecture, first, second = 0, 4, 16, 24  # places in struct seccomp_data

@@ -106,7 +106,6 @@ def jailed(files: Sequence[int], mode: str, timeout: float, memory: int) -> Iter
     folder = tempfile.mkdtemp(prefix="unmask-code-")  # the place of the private file system; itself never written to
     os.chmod(folder, 0o755)
     other_uid = 200_000 + secrets.randbelow(1_000_000)
-    home = folder if mode == "none" else "/tmp"
     child = subprocess.Popen(
         [sys.executable, "-I", "-B", str(JAIL), mode, folder, str(other_uid), str(max(1, round(timeout))), str(memory),
          *map(str, files)],
@@ -115,7 +114,7 @@ def jailed(files: Sequence[int], mode: str, timeout: float, memory: int) -> Iter
         stderr=subprocess.DEVNULL,
         pass_fds=files,
         cwd=folder if mode == "none" else "/",
-        env={"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
+        env={"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
              "OPENBLAS_NUM_THREADS": "1"},
         start_new_session=True,
     )  # fmt: skip
