@@ -81,6 +81,21 @@ def stated_number(tail: str) -> str | None:
     return found[at][2] if at and "=" in tail[found[0][1] : found[at][0]] else found[0][2]
 
 
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+           "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")  # fmt: skip
+NUMBER_WORD = re.compile(
+    rf"\W*(?P<minus>(?:minus|negative)\s+)?(?!one\s+of\b)(?P<word>{'|'.join(NUMBERS)})"
+    rf"(?![\w-]|\s+(?:or|{'|'.join(NUMBERS)}|hundred|thousand|million|billion|point)\b)",
+    re.IGNORECASE,
+)
+
+
+def number_word(tail: str) -> str | None:
+    """The number from zero to twenty that a tail opens with in words; "twenty-one" and "one of" are none."""
+    match = NUMBER_WORD.match(tail)
+    return ("-" if match["minus"] else "") + str(NUMBERS.index(match["word"].lower())) if match else None
+
+
 def as_fraction(text: str) -> Fraction | None:
     try:
         return Fraction(text.replace(",", "").replace("−", "-"))
