@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class Task:
     key: str = ""  # the field that identifies a row; its index where empty
     group: str = ""  # the field to break accuracy down by
     image: str = ""  # the field that holds the row's picture (a path, or bytes)
+    packages: tuple[str, ...] = ()  # what grading needs to be installed
     executes: bool = False  # grading runs generated code: needs --allow-code
     chat: bool = True  # wrap the prompt as one user turn of the model's chat template
     layout: str = "flat"  # few-shot rows in the one prompt, or as "turns" of a conversation
@@ -98,8 +100,17 @@ class Task:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": self.turn(row)[0]}]
 
+    @property
+    def grader_version(self) -> str:
+        """The versions of the packages that decide what is right, for the recipe of a run; "" where there are none."""
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.packages)
+
     def grader(self, mode: str = "") -> Grader:
-        """The default grader, or a parity mode by name."""
+        """The default grader, or a parity mode by name; an error at once where it could not tell right from wrong."""
+        try:
+            _ = self.grader_version
+        except importlib.metadata.PackageNotFoundError as error:
+            raise UserError(f'grading {self.name} needs {error.name}: pip install "unmask[eval]"') from None
         mode = mode or self.mode
         if mode in ("", "default"):
             return self.grade
