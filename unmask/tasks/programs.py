@@ -68,25 +68,26 @@ def execute(program: str | None, rule: str, tests: Tests, limits: Limits) -> Gra
 
 
 def from_outside(tests: str) -> bool:
-    """Can these tests be run in another process than the program's? Not if they hand it a function or define a class: only
-    plain values cross. This looks at the tests alone, so that no program can choose to be tested in its own process."""
+    """Can these tests run outside the program's process? Not if they define a class or hand the program a function, since
+    only plain values cross. The tests alone decide: no program can choose to be tested in its own process."""
     try:
         nodes = list(ast.walk(ast.parse(tests)))
     except SyntaxError:
         return True  # the judge will say so
-    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    known = functions | {name for name in dir(builtins) if callable(getattr(builtins, name))}
+    variables = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)} | set(dir(builtins)) - variables
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    theirs = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id not in known]
     called = {id(call.func) for call in calls}
-    handed = [node for call in theirs for inner in (*call.args, *call.keywords) for node in ast.walk(inner)]
-    return not any(
-        isinstance(node, ast.Lambda) or (isinstance(node, ast.Name) and node.id in known and id(node) not in called)
-        for node in handed
-    ) and not any(isinstance(node, ast.ClassDef) for node in nodes)
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id not in functions:  # a call of the program
+            for node in (inner for argument in (*call.args, *call.keywords) for inner in ast.walk(argument)):
+                named = isinstance(node, ast.Name) and node.id in functions and id(node) not in called
+                if isinstance(node, ast.Lambda) or named:
+                    return False
+    return not any(isinstance(node, ast.ClassDef) for node in nodes)
 
 
 def grade_many(task: Task, pairs: Sequence[tuple[str, Row]], limits: Limits = Limits()) -> list[Grade]:  # noqa: B008
-    """Many responses at once, one sandbox a core."""
+    """Grade many responses, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(lambda pair: task.grade(*pair, limits), pairs))  # type: ignore[call-arg]

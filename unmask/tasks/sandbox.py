@@ -1,6 +1,7 @@
-"""Run generated code where it can do no harm: a fresh interpreter per program, locked in by the kernel (Linux).
+"""Run generated code where it can do no harm: in an interpreter of its own, locked in by the kernel (Linux), with its tests
+in another.
 
-What it guards against and what no single process can be guarded from is in docs/evaluation.md."""
+What this guards against, and what it does not, is in docs/evaluation.md."""
 
 from __future__ import annotations
 
