@@ -122,7 +122,7 @@ def digest(nonce):
 
 
 def serve(line):
-    """Do what the judge asks, for ever."""
+    """Do what the judge asks, forever."""
     module = types.ModuleType("solution")  # not __main__: a program's own main part is not what is tested
     sys.modules["solution"] = module
     sys.argv = ["solution.py"]

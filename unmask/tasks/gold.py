@@ -1,6 +1,6 @@
 """Gold answers through every grader, in many renderings: `python -m unmask.tasks.gold DIR` prints how many score.
 
-DIR holds one folder a benchmark, with its original files. Renderings state the answer the ways models do; a grader that
+DIR holds one folder per benchmark, with its original files. Renderings state the answer the ways models do; a grader that
 misses one of them would miss it in a real run. An empty answer and a run of EOT must score 0."""
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def score(task: Task, rows: list[Row], render: Rendering) -> tuple[int, int, lis
 
 
 def table(folder: Path, names: list[str], all_styles: bool) -> Iterator[tuple[str, str, int, int, list[str], bool]]:
-    """(task, rendering, right, asked, misses, as it should be), one a line."""
+    """(task, rendering, right, asked, misses, as it should be), one per line."""
     known = tasks()
     for name in names:
         task = known[name]

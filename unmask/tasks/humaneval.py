@@ -33,7 +33,7 @@ def find_program(text: str, row: Row) -> tuple[str | None, str]:
 
 
 def has_body(program: str, name: str) -> bool:
-    """Something stands under the signature besides its docstring."""
+    """Is there more under the signature than a docstring?"""
     for node in ast.parse(program).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return any(not isinstance(n, ast.Expr) or not isinstance(n.value, ast.Constant) for n in node.body)
@@ -65,8 +65,8 @@ def preamble(row: Row) -> str:
 
 
 def tests_of(row: Row) -> Tests:
-    """The row's check function and its call; tests that are plain asserts stand as they are. Some use the prompt's helpers:
-    the given ones, whatever the response makes of them."""
+    """The row's check function and a call of it, or its plain asserts. Some use the prompt's helpers: those are the given
+    ones, even if the response redefines them."""
     call = f"\n\ncheck({row['entry_point']})\n" if re.search(r"^def check\(", row["test"], re.M) else "\n"
     given = preamble(row)
     return Tests(row["test"] + call, given if given != row["prompt"] else "", (row["entry_point"],))

@@ -175,7 +175,7 @@ def out_of_time(number, frame):
 
 
 def limit(seconds, megabytes):
-    signal.signal(signal.SIGXCPU, out_of_time)  # said once; who does not listen is killed two seconds later
+    signal.signal(signal.SIGXCPU, out_of_time)  # a program that ignores it is killed two seconds later
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 2))
     for what, amount in (
         (resource.RLIMIT_FSIZE, 1 << 20),

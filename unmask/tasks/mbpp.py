@@ -35,7 +35,7 @@ def turn(row: Row) -> tuple[str, str]:
 
 
 def find_program(text: str, row: Row) -> tuple[str | None, str]:
-    """What stands between [BEGIN] and [DONE], or in a fence, or at the start."""
+    """The code between [BEGIN] and [DONE], or in a fence, or at the start."""
     text = clean_code(text).replace("\r\n", "\n")
     text = text.split("[BEGIN]", 1)[-1].split("[DONE]", 1)[0]
     for code in snippets(text):

@@ -43,10 +43,10 @@ def longest_program(code: str) -> str | None:
     while any(line.strip() for line in lines):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what the code warns of is its own affair
+                warnings.simplefilter("ignore")  # warnings about the generated code are of no interest
                 compile("\n".join(lines), "reply", "exec", dont_inherit=True)
             return "\n".join(lines)
-        except SyntaxError as error:  # all that follows the line of the error goes, or that line where it is the last
+        except SyntaxError as error:  # drop everything after the line of the error, or that line if it is the last
             lines = lines[: min(len(lines) - 1, error.lineno or len(lines))]
         except (ValueError, RecursionError, MemoryError):
             return None

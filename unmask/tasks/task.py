@@ -106,7 +106,7 @@ class Task:
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.packages)
 
     def grader(self, mode: str = "") -> Grader:
-        """The default grader, or a parity mode by name; an error at once where it could not tell right from wrong."""
+        """The default grader, or a parity mode by name. An error if a package it relies on is missing."""
         try:
             _ = self.grader_version
         except importlib.metadata.PackageNotFoundError as error:
@@ -130,7 +130,7 @@ class Task:
         return Rows(rows.first(limit), shots)
 
     def tuning_rows(self, data: str | Path | None = None, skip_bad: bool = False) -> Loaded:
-        """Rows to choose settings on. Whatever the files hold, no question of the test rows is among them."""
+        """Rows for choosing settings. A question that is also among the test rows is left out, whatever the files say."""
         if self.tuning is None:
             raise UserError(f"{self.name} has no train or validation split; the paper uses GSM8K's settings")
         loaded = self.tuning.load(self.name, data, skip_bad, beside=True)
