@@ -111,7 +111,7 @@ def f(x): return 0""",
 
 
 def test_no_verdict_is_forged():
-    outcomes = dict(zip(FORGED, run_many([Program(code, TESTS) for code in FORGED.values()], timeout=3), strict=True))
+    outcomes = dict(zip(FORGED, run_many([Program(code, TESTS) for code in FORGED.values()], timeout=1), strict=True))
     assert {name: outcome for name, outcome in outcomes.items() if outcome.passed} == {}
     typos = {name: outcome for name, outcome in outcomes.items() if outcome.reason in ("SyntaxError", "NameError", "ImportError", "KeyError")}
     assert typos == {}
@@ -298,7 +298,7 @@ def attempts(programs, outside, **options):
     known = {"OUTSIDE": str(folder), "PORT": str(servers[0].getsockname()[1]), "MARK": mark, "HARNESS": str(os.getpid())}
     filled = [re.sub("OUTSIDE|PORT|MARK|HARNESS", lambda m: known[m[0]], code) for code in programs.values()]
     ended = [Program(code if "def f()" in code else code + "\ndef f(): return 'out'", "assert f() == 'out'") for code in filled]
-    return dict(zip(programs, run_many(ended, **{"timeout": 2, **options}), strict=True))
+    return dict(zip(programs, run_many(ended, **{"timeout": 1, **options}), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["FILES", "NETWORK", "PRIVILEGES", "EXHAUSTION", "ANSWERS", "SIGNALS", "LEFT"])
