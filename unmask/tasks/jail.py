@@ -86,6 +86,7 @@ def isolate(mode, folder, outside_uid):
         os.setgroups([])
         os.setresgid(outside_uid, outside_uid, outside_uid)
         os.setresuid(outside_uid, outside_uid, outside_uid)
+        libc.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # again: a change of user forgets it
     kept = READ_ANY if mode == "root+read" else 0
     effective_permitted = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
     system(libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), effective_permitted), "capset")
