@@ -109,6 +109,8 @@ def test_math_without_math_verify_says_so(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", absent)
     with pytest.raises(UserError, match=r'^grading math500 needs math-verify: pip install "unmask\[eval\]"$'):
         find("math500").grader()
+    with pytest.raises(UserError, match="needs math-verify"):
+        _ = find("math500").grader_version
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(UserError, match="grading math500 needs math-verify"):
         find("math500").grade("The answer is $2x + 1$", {"answer": "1 + 2x"})

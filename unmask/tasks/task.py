@@ -74,9 +74,8 @@ class Task:
     header: Callable[[Row], str] | None = None  # what stands before the shots, for "turns": the system message
     mode: str = ""  # which of `modes` grades where none is asked for; `grade` if empty
     stop: tuple[str, ...] = ()  # cut the response at the first of these; none: graders find the answer in the whole
-    agrees: Callable[[str, Row], bool | None] | None = (
-        None  # does the answer follow from its own reasoning? None: it gives none
-    )
+    # does the answer follow from its own reasoning? None: the response does not reason
+    agrees: Callable[[str, Row], bool | None] | None = None
 
     def identify(self, row: Row, index: int) -> str:
         return str(row[self.key]) if self.key and self.key in row else str(index)
@@ -103,14 +102,14 @@ class Task:
     @property
     def grader_version(self) -> str:
         """The versions of the packages that decide what is right, for the recipe of a run; "" where there are none."""
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.packages)
-
-    def grader(self, mode: str = "") -> Grader:
-        """The default grader, or a parity mode by name. An error if a package it relies on is missing."""
         try:
-            _ = self.grader_version
+            return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.packages)
         except importlib.metadata.PackageNotFoundError as error:
             raise UserError(f'grading {self.name} needs {error.name}: pip install "unmask[eval]"') from None
+
+    def grader(self, mode: str = "") -> Grader:
+        """The default grader, or a parity mode by name."""
+        _ = self.grader_version  # a missing package is an error now, not after hours of decoding
         mode = mode or self.mode
         if mode in ("", "default"):
             return self.grade
