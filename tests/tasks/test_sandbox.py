@@ -149,10 +149,10 @@ def read(path):
 
 
 @needs_namespaces
-def test_a_harness_that_is_killed_takes_its_programs_along():
+def test_a_harness_that_is_killed_takes_its_programs_along(tmp_path):
     memory = 1_000_000 + os.getpid()  # on the command line of its jails, to know them by
     code = f"from unmask.tasks.sandbox import *\nattempt(Program('import time\\ntime.sleep(999)', ''), isolation(), 60, {memory})"
-    harness = subprocess.Popen([sys.executable, "-c", code])
+    harness = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
 
     def alive():
         return [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"\0{memory}\0".encode() in read(path)]
