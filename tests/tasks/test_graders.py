@@ -1,5 +1,9 @@
 """Graders on answers written by hand: what each rule takes, what it leaves, and that silence is never right."""
 
+import importlib.metadata
+import re
+import sys
+
 import pytest
 
 from unmask.errors import UserError
@@ -96,6 +100,33 @@ def test_math_verify_decides_the_rest_and_the_log_says_so():
     assert grade("math500", "The answer is $2x + 1$", answer="1 + 2x").rule == "anchor, math-verify"
 
 
+def test_math_without_math_verify_says_so(monkeypatch):
+    """A score without it would be silently lower."""
+    version = importlib.metadata.version
+
+    def absent(name):
+        if name == "math-verify":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    assert (
+        re.fullmatch(r"math-verify [\d.]+, sympy [\d.]+", find("math500").grader_version)
+        and find("gsm8k").grader_version == ""
+    )
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    with pytest.raises(UserError, match=r'^grading math500 needs math-verify: pip install "unmask\[eval\]"$'):
+        find("math500").grader()
+    with pytest.raises(UserError, match="needs math-verify"):
+        _ = find("math500").grader_version
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(UserError, match="grading math500 needs math-verify"):
+        find("math500").grade("The answer is $2x + 1$", {"answer": "1 + 2x"})
+    assert (
+        find("math500").grade("The answer is $0.5$", {"answer": r"\frac12"}).correct
+    )  # what needs no help needs no package
+    assert find("gsm8k").grader() is not None
+
+
 @pytest.mark.parametrize(
     ("text", "extracted"),
     [
@@ -176,6 +207,29 @@ def test_mathvista_numbers_and_lists():
     assert grade("mathvista", "1.5", **free, answer_type="integer", answer="1").correct  # the official rule truncates
     assert grade("mathvista", "The answer is [1, 2].", **free, answer_type="list", answer="[1, 2]").correct
     assert not grade("mathvista", "The answer is 12", **free, answer_type="integer", answer="13").correct
+
+
+@pytest.mark.parametrize(
+    ("text", "extracted"),
+    [
+        ("The answer is two.", "2"), ("The answer is: **Twenty** bars", "20"), ("Two", "2"), ("The answer is minus three.", "-3"),
+        (r"The answer is \boxed{two}.", "2"), ("The answer is two, of the 7 shown.", "2"), ("The answer is 7, not two.", "7"),
+        ("The answer is two. No: the answer is 3.", "3"), ("The answer is twenty-one.", ""), ("The answer is twenty one.", ""),
+        ("The answer is two hundred.", ""), ("The answer is one of the 3.", "3"), ("The answer is often.", ""), ("The answer is two or three.", ""),
+        ("Two people stand there", ""), ("We count one, two and 4", "4"),
+    ],
+)  # fmt: skip
+def test_mathvista_integers_in_words(text, extracted):
+    free = {"question_type": "free_form", "choices": None, "answer": "2"}
+    found = grade("mathvista", text, **free, answer_type="integer")
+    assert (found.extracted, found.correct) == (extracted, extracted == "2")
+    assert grade("mathvista", text, "official", **free, answer_type="integer").extracted in (
+        "",
+        "7",
+        "3",
+        "4",
+    )  # as published
+    assert not grade("mathvista", "The answer is two.", **free, answer_type="float", precision=1).correct
 
 
 def test_mathvista_official_turns_silence_into_hits_and_strict_does_not():

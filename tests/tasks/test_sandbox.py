@@ -1,5 +1,6 @@
-"""The sandbox against programs that mean harm: each scores 0, and the harness is there afterwards."""
+"""The sandbox for honest programs: what they need is there, time is measured fairly, and programs are found in replies."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import pytest
 
 from unmask.errors import UserError
 from unmask.tasks import find, humaneval, mbpp, sandbox
-from unmask.tasks.programs import Limits, longest_program
+from unmask.tasks.border import pack, unpack
+from unmask.tasks.programs import Limits, from_outside, longest_program
 from unmask.tasks.sandbox import Program, run, run_many
 
 needs_namespaces = pytest.mark.skipif(sandbox.isolation() == "none", reason="no namespaces for this user")
@@ -46,94 +48,121 @@ def test_time_is_cpu_time_and_sleepers_are_not_waited_for_forever(monkeypatch):
 
 @needs_namespaces
 def test_what_honest_programs_need_is_there():
-    code = "import collections, dataclasses, functools, itertools, math, re, tempfile\n@dataclasses.dataclass\nclass P:\n    x: int\n"
+    code = "import asyncio, collections, dataclasses, functools, itertools, math, re, tempfile, threading, zoneinfo\n"
+    code += "@dataclasses.dataclass\nclass P:\n    x: int\n    def twice(self): return 2 * self.x\n"
     code += "with tempfile.NamedTemporaryFile('w+') as file:\n    file.write('x')\n"
     code += "if __name__ == '__main__':\n    raise SystemExit('a main part is not what is tested')\n"
-    assert run(Program(code, "assert P(1) == P(1) and re.match('a', 'abc')")).passed
+    code += "async def slowly(): return 3\ndef wait(): return asyncio.run(slowly())\n"
+    code += "found = []\nthread = threading.Thread(target=found.append, args=(1,))\nthread.start()\nthread.join()\n"
+    code += "def area(p): return p.x ** 2\n"
+    tests = "assert wait() == 3 and found == [1]\np = P(3)\nassert p.twice() == 6 and area(p) == 9\np.x = 5\nassert area(p) == 25\nassert area(P(x=2)) == 4"
+    assert run(Program(code, tests)) == (True, "passed")
 
 
-HOSTILE = {
-    "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "memory hog": "x = []\nwhile True: x.append(bytearray(50_000_000))",
-    "kill the parent": "import os\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)",
-    "connect": "import socket\nsocket.create_connection(('127.0.0.1', PORT), timeout=2)",
-    "look up a name": "import socket\nsocket.getaddrinfo('example.com', 80)",
-    "write outside": "open('OUTSIDE/evil', 'w').write('x')",
-    "write beside the package": "import os\nopen(os.path.dirname(os.__file__) + '/evil.py', 'w')",
-    "a file of 100 MB": "f = open('big', 'wb')\nfor _ in range(100): f.write(bytes(1_000_000))\nf.flush()",
-    "flood of output": "import sys\nfor _ in range(200_000): print('x' * 1000)\nsys.exit(0)",
-    "sys.exit(0)": "import sys\nsys.exit(0)",
-    "os._exit(0)": "import os\nos._exit(0)",
-    "exit in the call": "import os\ndef f(x): os._exit(0)",
-    "read stdin": "assert input()",
-    "segfault": "import ctypes\nctypes.string_at(0)",
-    "endless recursion": "def f(x): return f(x)\nimport sys; sys.setrecursionlimit(10**9); f(1)",
-    "unpickling tricks": "class E(BaseException): pass\nraise E",
-    "guess the nonce": "import os, hashlib\nfor fd in range(3, 64):\n    try: os.write(fd, b'pass ' + hashlib.sha256(b'0' * 32).hexdigest().encode())\n"
-    "    except OSError: pass\nos._exit(0)",
-    "say ready and leave": "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'ready')\n    except OSError: pass\nos._exit(0)",
-    "look for the nonce": """
-import os, re, sys, gc
-seen = ' '.join(sys.argv) + repr(dict(os.environ)) + repr(sys._getframe(1).f_locals) + repr(sys._getframe(2).f_locals)
-for name in ('cmdline', 'environ', 'maps'):
-    for pid in ('self', str(os.getppid()), '1'):
-        try: seen += open(f'/proc/{pid}/{name}').read()
-        except OSError: pass
-for root, _, files in os.walk('.'):
-    for file in files: seen += open(os.path.join(root, file), errors='replace').read()
-for found in set(re.findall('[0-9a-f]{32,}', seen)):
-    for fd in range(3, 64):
-        try: os.write(fd, found.encode())
-        except OSError: pass
-os._exit(0)
-""",
-    "echo what comes": """
-import os, threading
-def echo(fd):
-    while True:
-        try: os.write(fd, os.read(fd, 4096))
-        except OSError: return
-for fd in range(3, 20): threading.Thread(target=echo, args=(fd,), daemon=True).start()
-def f(x): os._exit(0)
-""",
+RESULTS = {
+    "Counter('aab')": "{'a': 2, 'b': 1}", "OrderedDict(a=1)": "{'a': 1}", "defaultdict(int, a=1)": "{'a': 1}", "Pair(1, 2)": "(1, 2)",
+    "{'a': 1}.keys()": "{'a'}", "Fraction(1, 2)": "0.5", "Decimal(3)": "3", "True": "1", "Colour.RED": "1", "range(3)": "range(3)",
+    "2 ** 70": "2 ** 70", "10 ** 5000": "10 ** 5000", "float('inf')": "float('inf')", "1 + 2j": "1 + 2j", "b'x'": "b'x'", "bytearray(b'x')": "b'x'",
+    "{1: {(2, 3): [None]}}": "{1: {(2, 3): [None]}}", "{frozenset({1})}": "{frozenset({1})}", "'\\ud800é'": "'\\ud800é'",
 }  # fmt: skip
 
 
 @needs_namespaces
-def test_hostile_programs_score_zero_and_leave_nothing(tmp_path):
-    import socket
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = str(listener.getsockname()[1])
-    os.chmod(tmp_path, 0o777)
-    programs = [
-        Program(code.replace("PORT", port).replace("OUTSIDE", str(tmp_path)), CHECK) for code in HOSTILE.values()
-    ]
-    outcomes = dict(zip(HOSTILE, run_many(programs, timeout=3), strict=True))
-    assert {name: outcome for name, outcome in outcomes.items() if outcome.passed} == {}
-    assert list(tmp_path.iterdir()) == []
-    listener.settimeout(0.1)
-    with pytest.raises(TimeoutError):
-        listener.accept()
-    listener.close()
-    assert outcomes["memory hog"].reason in ("MemoryError", "timeout")  # a busy machine is slow to fill it
-    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("unmask-code-*/evil"))
-    assert run(Program(GOOD, CHECK)).passed  # and the next one runs
+def test_results_are_as_equal_from_outside_as_within():
+    code = "from collections import *\nfrom decimal import Decimal\nfrom enum import IntEnum\nfrom fractions import Fraction\n"
+    code += "Pair = namedtuple('Pair', 'a b')\nColour = IntEnum('Colour', 'RED')\n"
+    code += f"def f(i): return [{', '.join(RESULTS)}][i]\n"
+    code += "def walk(n):\n    for i in range(n): yield i\ndef fail(): raise ValueError('no')\nclass Own(KeyError): pass\ndef own(): raise Own\n"
+    tests = "".join(f"assert f({i}) == {value}\n" for i, value in enumerate(RESULTS.values()))
+    tests += "assert list(walk(3)) == [0, 1, 2] and sum(map(abs, walk(3))) == 3 and walk(3) != [0, 1, 2]\n"
+    tests += "assert [1] != (1,) and f(7) is True and type(f(0)) is dict\n"
+    tests += "try: fail()\nexcept ValueError: pass\nelse: assert 0\ntry: own()\nexcept KeyError: pass\nelse: assert 0\n"
+    assert run(Program(code, tests)) == (True, "passed")
 
 
 @needs_namespaces
-@pytest.mark.parametrize("start", ["os.setsid()", "pass"])
-def test_children_die_with_the_program(tmp_path, start):
-    mark = f"unmask-child-{os.getpid()}-{len(start)}"
-    code = f"import os, time\nif os.fork() == 0:\n    {start}\n    os.execv('/bin/sh', ['{mark}', '-c', 'sleep 60; sleep 60'])\ntime.sleep(0.3)\n"
-    assert run(Program(code + GOOD, CHECK), timeout=5).passed
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in read(p)]
-        if not alive:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"still alive: {alive}")
+def test_numbers_of_numpy_are_numbers():
+    pytest.importorskip("numpy")
+    code = "import numpy\ndef f(xs): return [numpy.sum(xs), numpy.mean(xs), numpy.any(xs)]\n"
+    assert run(Program(code, "assert f([1, 2]) == [3, 1.5, True]"), memory=4096) == (True, "passed")
+
+
+def test_plain_values_survive_the_border():
+    values = [
+        None,
+        True,
+        1,
+        -(2**80),
+        1.5,
+        -0.0,
+        1 - 2j,
+        "é\ud800",
+        b"\0",
+        [1, [2]],
+        (1,),
+        {1: "a", (2,): {3}},
+        {1},
+        frozenset({1}),
+        range(2, 9, 3),
+    ]
+    for value in values:
+        back = unpack(json.loads(json.dumps(pack(value, None))), None)
+        assert back == value and type(back) is type(value)
+    for foul in ({"eval": "1"}, {"tuple": [1], "set": [2]}, {}, {"bytes": "xy"}, {"set": [[]]}, {"int": 3}):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            unpack(foul, None)
+
+
+@pytest.mark.parametrize(
+    ("tests", "outside"),
+    [
+        ("assert f([1, 2], key='x') == sorted([2, 1], key=lambda x: x)", True),
+        ("def check(candidate):\n    assert tuple(candidate(len([1]))) == (1,)\ncheck(f)", True),
+        ("assert f(lambda x: x) == 1", False),
+        ("def twice(x): return 2 * x\nassert f(twice, 2) == 4", False),
+        ("def twice(x): return 2 * x\nassert f(twice(2)) == 4", True),
+        ("assert f([len]) == 1", False),
+        ("str = 'x'\nassert f(str) == 1", True),  # HumanEval has such names
+        ("assert f(x for x in [1]) == 1", True),
+        ("class A: pass\nassert f(A()) == 1", False),
+        ("assert f(", True),
+    ],
+)
+def test_which_tests_can_be_run_from_outside(tests, outside):
+    assert from_outside(tests) is outside
+
+
+@needs_namespaces
+def test_tests_that_hand_over_functions_run_in_one_process():
+    row = {"test_list": ["assert apply(lambda x: x + 1, 2) == 3"]}
+    assert mbpp.grade("def apply(f, x): return f(x)", row) == (
+        True,
+        "def apply(f, x): return f(x)",
+        "program, passed in one process",
+    )
+    assert mbpp.grade("def apply(f, x): return x", row).rule == "program, AssertionError in one process"
+    assert not mbpp.grade("import sys\ndef apply(f, x): sys.exit(0)", row).correct
+
+
+@needs_namespaces
+def test_a_function_may_have_the_name_of_one_of_pythons():
+    row = {"code": "def sum(a, b): ...", "test_list": ["assert sum(1, 2) == 2"]}
+    assert mbpp.grade("def sum(a, b): return a * b", row).correct
+    assert mbpp.grade("def bisect(a): return a", {"test_list": ["assert bisect(1) == 1"]}).correct  # a module's name
+
+
+@needs_namespaces
+def test_no_privileges_and_its_own_processes_only():
+    code = (
+        "import os\nstatus = open('/proc/self/status').read()\npids = [p for p in os.listdir('/proc') if p.isdigit()]\n"
+    )
+    code += "environ, root, here = len(os.environ), sorted(os.listdir('/')), os.getcwd()\n"
+    tests = (
+        "assert 'NoNewPrivs:\\t1' in status and 'Seccomp:\\t2' in status\nassert pids == ['1', '2'], pids\nimport re\n"
+    )
+    tests += "assert int(re.search(r'CapEff:\\t(\\w+)', status)[1], 16) in (0, 4)\nassert environ < 10 and 'unmask-code-' in here\n"
+    tests += "assert not {'run', 'sys', 'mnt', 'srv', 'media', 'boot'} & set(root), root"
+    assert run(Program(code, tests)) == (True, "passed")
 
 
 def read(path):
@@ -144,34 +173,26 @@ def read(path):
 
 
 @needs_namespaces
-def test_no_privileges_and_its_own_processes_only():
-    code = (
-        "import os\nstatus = open('/proc/self/status').read()\npids = [p for p in os.listdir('/proc') if p.isdigit()]\n"
-    )
-    tests = "assert 'NoNewPrivs:\\t1' in status\nassert pids == ['1', '2'], pids\nimport re\n"
-    tests += "assert int(re.search(r'CapEff:\\t(\\w+)', status)[1], 16) in (0, 4)\nassert len(os.environ) < 10"
-    assert run(Program(code, tests)) == (True, "passed")
+def test_a_harness_that_is_killed_takes_its_programs_along(tmp_path):
+    memory = 1_000_000 + os.getpid()  # on the command line of its jails, to know them by
+    code = f"from unmask.tasks.sandbox import *\nattempt(Program('import time\\ntime.sleep(999)', ''), isolation(), 60, {memory})"
+    harness = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
 
+    def alive():
+        return [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"\0{memory}\0".encode() in read(path)]
 
-def test_a_harness_that_is_killed_takes_its_programs_along():
-    mark = f"7{os.getpid()}.5"
-    code = f"import sys\nfrom unmask.tasks.sandbox import *\nattempt(Program('import time\\ntime.sleep({mark})', ''), isolation(), 60, 1024)"
-    harness = subprocess.Popen([sys.executable, "-c", code])
-    mine = []
     deadline = time.monotonic() + 60
-    while not mine and time.monotonic() < deadline:
+    while (
+        len(alive()) < 6 and time.monotonic() < deadline
+    ):  # program and judge: who sits in the jail, and two who wait for it
         time.sleep(0.1)
-        mine = [p for p in Path("/proc").glob("[0-9]*/stat") if f" {harness.pid} " in read(p).decode(errors="replace")]
-        mine = [p for p in mine if b"jail.py" in read(p.with_name("cmdline"))]
-    time.sleep(0.3)
+    assert len(alive()) == 6
     harness.kill()
     harness.wait()
-    if sandbox.isolation() == "none":
-        pytest.skip("without namespaces nothing ties them together")
     deadline = time.monotonic() + 10
-    while any(p.exists() for p in mine) and time.monotonic() < deadline:
+    while alive() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert mine and not any(p.exists() for p in mine)
+    assert not alive()
 
 
 def test_without_isolation_it_refuses_unless_told(monkeypatch):

@@ -48,7 +48,7 @@ def stated_words(tail: str) -> str | None:
 
 
 def grade(text: str, row: Row) -> Grade:
-    """Relaxed accuracy: 5 % on numbers (a % sign, a currency, a unit more do no harm), else the words; lists as sets."""
+    """Relaxed accuracy: 5 % on numbers (an extra % sign, currency or unit does no harm), else the words; lists as sets."""
     found, rule = find_answer(clean(text))
     if found is None:
         return Grade(False, None, "none")

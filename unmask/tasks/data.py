@@ -102,7 +102,7 @@ class Source:
             root = Path(snapshot_download(self.repo, local_files_only=True, **wanted))
             if self._match(root, self.layouts[:1]):
                 return root
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what goes wrong is said once, below
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # errors are reported once, below
         try:
             reachable()
             return Path(snapshot_download(self.repo, etag_timeout=5, **wanted))
@@ -123,7 +123,7 @@ class Source:
             for place, raw in parse(path, content):
                 row, why = self._accept(raw, path.name)
                 if why and not skip_bad:
-                    raise UserError(f"{path}:{place}: {why}; mend it, or pass --bad-rows skip")
+                    raise UserError(f"{path}:{place}: {why}; fix it, or pass --bad-rows skip")
                 if why:
                     skipped.append(f"{path}:{place}: {why}")
                 elif self.keep is None or self.keep(row):
@@ -163,7 +163,7 @@ class Made:
 
 
 def unpacked(archive: Path) -> Path:
-    """A folder with what a zip holds, kept in the user's cache."""
+    """A folder with the contents of a zip file, kept in the user's cache."""
     try:
         stamp = hashlib.sha256(f"{archive.resolve()}:{archive.stat().st_size}:{archive.stat().st_mtime_ns}".encode())
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unmask"

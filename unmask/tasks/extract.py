@@ -22,13 +22,13 @@ def clean(text: str) -> str:
 
 
 def clean_code(text: str) -> str:
-    """The same for code, where a space more would change the indentation."""
+    """The same for code, where an extra space would change the indentation."""
     return re.sub(r"<\|[\w-]{1,40}\|>|</s>", "", text)
 
 
 def tails(text: str) -> Iterator[tuple[str, str]]:
-    """(rule, what follows the anchor), the last anchor first; those with nothing after them are passed over.
-    A small `answer:` is weak: it is looked at only after every `answer is`, `Answer:` and `####`."""
+    """(rule, what follows the anchor), the last anchor first; those with nothing after them are skipped.
+    A small `answer:` is weak: it is tried only after every `answer is`, `Answer:` and `####`."""
     for rule, pattern in (("anchor", STRONG), ("weak-anchor", WEAK)):
         matches = list(pattern.finditer(text))
         ends = [match.start() for match in matches[1:]] + [len(text)]
@@ -70,7 +70,7 @@ def numbers(text: str) -> list[tuple[int, int, str]]:
 
 
 def stated_number(tail: str) -> str | None:
-    """The first number of a tail; of "3 * 6 = 18" the right-hand side."""
+    """The first number of a tail, or the right-hand side of an equation such as "3 * 6 = 18"."""
     found = numbers(tail)
     if not found:
         return None
@@ -81,6 +81,21 @@ def stated_number(tail: str) -> str | None:
     return found[at][2] if at and "=" in tail[found[0][1] : found[at][0]] else found[0][2]
 
 
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+           "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")  # fmt: skip
+NUMBER_WORD = re.compile(
+    rf"\W*(?P<minus>(?:minus|negative)\s+)?(?!one\s+of\b)(?P<word>{'|'.join(NUMBERS)})"
+    rf"(?![\w-]|\s+(?:or|{'|'.join(NUMBERS)}|hundred|thousand|million|billion|point)\b)",
+    re.IGNORECASE,
+)
+
+
+def number_word(tail: str) -> str | None:
+    """The number from zero to twenty that a tail opens with in words; "twenty-one" and "one of" are none."""
+    match = NUMBER_WORD.match(tail)
+    return ("-" if match["minus"] else "") + str(NUMBERS.index(match["word"].lower())) if match else None
+
+
 def as_fraction(text: str) -> Fraction | None:
     try:
         return Fraction(text.replace(",", "").replace("−", "-"))
@@ -89,7 +104,7 @@ def as_fraction(text: str) -> Fraction | None:
 
 
 def peel(text: str) -> str:
-    """Without the quotes, markdown and closing period around an answer; "U.S." keeps its period."""
+    """An answer without the quotes, markdown and closing period around it; "U.S." keeps its period."""
     before = None
     text = text.strip()
     while text != before:
@@ -123,7 +138,7 @@ def stated_letter(tail: str) -> str | None:
 
 
 def is_short(text: str) -> bool:
-    """A few words that are an answer as a whole."""
+    """Is this just a few words, an answer by itself?"""
     return len(text.split()) <= 6 and not STRONG.search(text)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+from unmask.errors import UserError
 from unmask.tasks.data import Row, Source
 from unmask.tasks.extract import as_fraction, boxes, clean, numbers, peel, tails
 from unmask.tasks.task import Grade, Task
@@ -169,14 +170,14 @@ def same_list(a: str, b: str) -> bool:
 
 
 def verified(a: str, b: str) -> bool:
-    """math-verify on the two extracted formulas, where it is installed (`unmask[eval]`)."""
+    """What math-verify says of the two extracted formulas."""
     subscripts = [sorted(re.findall(r"_\{?\w+\}?", s)) for s in (a, b)]
     if subscripts[0] != subscripts[1] or max(len(a), len(b)) > 200:  # it takes 52_8 for 52
         return False
     try:
         import math_verify
     except ImportError:
-        return False
+        raise UserError('grading math500 needs math-verify: pip install "unmask[eval]"') from None
     import logging
     import threading
 
@@ -221,4 +222,5 @@ TASK = Task(
     beta=1.5,
     key="unique_id",
     group="level",
+    packages=("math-verify", "sympy"),
 )

@@ -12,6 +12,7 @@ from unmask.tasks.extract import (
     boxes,
     clean,
     is_short,
+    number_word,
     numbers,
     peel,
     same_words,
@@ -47,14 +48,15 @@ def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
 
 
 def grade(text: str, row: Row) -> Grade:
-    """Strict: a letter or the words of a choice, a number, a list; nothing found is wrong."""
-    found, rule = find_answer(clean(text), row)
+    """Strict: a letter or the words of a choice, a number ("two" is 2 for an integer), a list; nothing found is wrong."""
+    found, rule = find_answer(clean(text), row, words=True)
     if not found:
         return Grade(False, "", "none")
     return Grade(equal(found, row), found, rule)
 
 
-def find_answer(text: str, row: Row) -> tuple[str, str]:
+def find_answer(text: str, row: Row, words: bool = False) -> tuple[str, str]:
+    """The answer and the rule that found it; `words`: "two" is an integer too."""
     if row["question_type"] == "multi_choice":
         return find_choice(text, row["choices"])
     kind = row["answer_type"]
@@ -64,11 +66,12 @@ def find_answer(text: str, row: Row) -> tuple[str, str]:
             found = listed[0] if listed else ""
         elif kind == "text":
             found = peel(tail.strip().split("\n")[0]) if rule != "whole" or is_short(text) else ""
-        elif rule == "whole":
-            found, rule = (numbers(tail)[-1][2], "last-number") if numbers(tail) else ("", rule)
+        elif rule == "whole" and numbers(tail):
+            found, rule = numbers(tail)[-1][2], "last-number"
         else:
-            boxed = [n for box in boxes(tail)[:1] if (n := stated_number(box))]
-            found = boxed[0] if boxed else stated_number(tail) or ""
+            spelt = words and kind == "integer" and (rule != "whole" or len(tail.split()) <= 2)
+            parts = [*boxes(tail)[:1], tail]
+            found = next((n for part in parts if (n := (spelt and number_word(part)) or stated_number(part))), "")
         if found:
             return found, rule
     return "", "none"

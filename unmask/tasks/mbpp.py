@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import re
 import textwrap
 from collections.abc import Sequence
 from functools import partial
 
 from unmask.tasks.data import Row, Source
 from unmask.tasks.extract import clean_code
-from unmask.tasks.programs import Limits, execute, longest_program, snippets
+from unmask.tasks.programs import Limits, Tests, execute, longest_program, snippets
 from unmask.tasks.task import Grade, Task
 
 
@@ -33,7 +35,7 @@ def turn(row: Row) -> tuple[str, str]:
 
 
 def find_program(text: str, row: Row) -> tuple[str | None, str]:
-    """What stands between [BEGIN] and [DONE], or in a fence, or at the start."""
+    """The code between [BEGIN] and [DONE], or in a fence, or at the start."""
     text = clean_code(text).replace("\r\n", "\n")
     text = text.split("[BEGIN]", 1)[-1].split("[DONE]", 1)[0]
     for code in snippets(text):
@@ -43,15 +45,18 @@ def find_program(text: str, row: Row) -> tuple[str | None, str]:
     return None, "no code"
 
 
-def tests_of(row: Row) -> str:
-    """Setup code after the program: one row's setup uses what its program defines."""
+def tests_of(row: Row) -> Tests:
+    """The row's asserts, after its setup code, which uses what the program defines."""
     tests = row["test_list"]
-    return "\n".join([row.get("test_setup_code") or "", *([tests] if isinstance(tests, str) else tests)])
+    code = "\n".join([row.get("test_setup_code") or "", *([tests] if isinstance(tests, str) else tests)])
+    called = set(re.findall(r"(?<![.\w])(\w+)\(", code))
+    written = set(re.findall(r"^def\s+(\w+)", row.get("code") or "", re.M))  # one reference defines a `sum` of its own
+    return Tests(code, names=tuple(sorted(name for name in called if name in written or not hasattr(builtins, name))))
 
 
 def grade(text: str, row: Row, limits: Limits = Limits()) -> Grade:  # noqa: B008 (frozen)
     program, rule = find_program(text, row)
-    return execute(program, tests_of(row), rule, limits)
+    return execute(program, rule, tests_of(row), limits)
 
 
 MBPP = "4bb6404fdc6cacfda99d4ac4205087b89d32030c"

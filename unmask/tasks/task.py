@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class Task:
     key: str = ""  # the field that identifies a row; its index where empty
     group: str = ""  # the field to break accuracy down by
     image: str = ""  # the field that holds the row's picture (a path, or bytes)
+    packages: tuple[str, ...] = ()  # what grading needs to be installed
     executes: bool = False  # grading runs generated code: needs --allow-code
     chat: bool = True  # wrap the prompt as one user turn of the model's chat template
     layout: str = "flat"  # few-shot rows in the one prompt, or as "turns" of a conversation
@@ -72,9 +74,8 @@ class Task:
     header: Callable[[Row], str] | None = None  # what stands before the shots, for "turns": the system message
     mode: str = ""  # which of `modes` grades where none is asked for; `grade` if empty
     stop: tuple[str, ...] = ()  # cut the response at the first of these; none: graders find the answer in the whole
-    agrees: Callable[[str, Row], bool | None] | None = (
-        None  # does the answer follow from its own reasoning? None: it gives none
-    )
+    # does the answer follow from its own reasoning? None: the response does not reason
+    agrees: Callable[[str, Row], bool | None] | None = None
 
     def identify(self, row: Row, index: int) -> str:
         return str(row[self.key]) if self.key and self.key in row else str(index)
@@ -98,8 +99,17 @@ class Task:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": self.turn(row)[0]}]
 
+    @property
+    def grader_version(self) -> str:
+        """The versions of the packages that decide what is right, for the recipe of a run; "" where there are none."""
+        try:
+            return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.packages)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise UserError(f'grading {self.name} needs {error.name}: pip install "unmask[eval]"') from None
+
     def grader(self, mode: str = "") -> Grader:
         """The default grader, or a parity mode by name."""
+        _ = self.grader_version  # a missing package is an error now, not after hours of decoding
         mode = mode or self.mode
         if mode in ("", "default"):
             return self.grade
@@ -119,7 +129,7 @@ class Task:
         return Rows(rows.first(limit), shots)
 
     def tuning_rows(self, data: str | Path | None = None, skip_bad: bool = False) -> Loaded:
-        """Rows to choose settings on. Whatever the files hold, no question of the test rows is among them."""
+        """Rows for choosing settings. A question that is also among the test rows is left out, whatever the files say."""
         if self.tuning is None:
             raise UserError(f"{self.name} has no train or validation split; the paper uses GSM8K's settings")
         loaded = self.tuning.load(self.name, data, skip_bad, beside=True)

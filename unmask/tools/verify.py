@@ -28,20 +28,17 @@ MASKS = 16  # masks behind each text
 METHODS_TRIED = ("top-probability", "semi-ar", "suffix-anchor", "sacm")
 
 # What the other process runs: nothing of ours, so that any interpreter with torch and transformers can.
-REMOTE = (
-    """
+REMOTE = f"""
 import json, sys, torch
 from transformers import AutoModel
 where, ids, out, dtype, device = sys.argv[1:]
 model = AutoModel.from_pretrained(where, trust_remote_code=True, torch_dtype=getattr(torch, dtype)).to(device).eval()
 with torch.no_grad():
-    logits = [model(torch.tensor([row], device=device)).logits[0, -%d:].float().cpu() for row in json.load(open(ids))]
+    logits = [model(torch.tensor([row], device=device)).logits[0, -{MASKS}:].float().cpu() for row in json.load(open(ids))]
 torch.save(logits, out)
 import transformers
 print(transformers.__version__)
 """
-    % MASKS
-)
 
 
 def verify(
