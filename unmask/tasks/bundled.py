@@ -7,6 +7,7 @@ from functools import partial
 
 from unmask.tasks import toy
 from unmask.tasks.data import Made, Row
+from unmask.tasks.extract import clean
 from unmask.tasks.task import Grade, Task
 
 TEST, TUNING = 500, 256  # rows
@@ -23,8 +24,8 @@ def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
 
 def grade(text: str, row: Row) -> Grade:
     """The last answer that is stated."""
-    found = toy.answer_of(text)
-    return Grade(found == row["answer"], found, "stated" if found else "none")
+    found = toy.answer_of(clean(text))
+    return Grade(found == row["answer"], found, "anchor" if found else "none")
 
 
 def agrees(world: str, text: str, row: Row) -> bool | None:
