@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import re
 import time
 import warnings
@@ -23,7 +21,7 @@ from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
 from unmask.decoding.reading import run
 from unmask.decoding.rules.tokens import Argmax, Gumbel
-from unmask.errors import UserError
+from unmask.errors import UserError, finite, whole
 from unmask.models.images import opened
 from unmask.models.model import Messages, Model
 
@@ -75,29 +73,6 @@ class Decoding:
 
 
 CACHES = (None, "none", "prefix", "dual", "prefix-lm")
-
-
-def whole(name: str, value: Any, least: int = -(2**63)) -> int:
-    """A whole number of at most 64 bits, numpy's and torch's among them."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not least <= number < 2**63:
-        wanted = "a whole number of at most 64 bits" if least < 0 else f"a whole number, at least {least}"
-        raise UserError(f"{name} is {wanted}, not {value!r:.40}")
-    return number
-
-
-def finite(name: str, value: Any) -> float:
-    """A finite number that is not negative."""
-    try:
-        number = None if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = None
-    if number is None or not 0 <= number < math.inf:
-        raise UserError(f"{name} is a number that is not negative, not {value!r:.40}")
-    return number
 
 
 @dataclass(frozen=True)

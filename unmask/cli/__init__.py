@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
-import logging
 import os
 import shutil
 import sys
@@ -55,8 +54,6 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     """Run a command line. Bad input is one line and exit code 2; what nobody foresaw is one line, a file to report it by, and 1."""
     warnings.showwarning = lambda message, *_, **__: print(f"unmask: {message}", file=sys.stderr)
-    for library in ("torchao", "torch.utils._pytree"):  # they warn about each other whenever transformers is imported
-        logging.getLogger(library).setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that knows ASCII or Latin-1 alone gets escapes, not a traceback
             stream.reconfigure(errors="backslashreplace")
@@ -67,8 +64,8 @@ def main(argv: list[str] | None = None) -> None:
         _end(2, str(error))
     except BrokenPipeError:
         _end(0)
-    except KeyboardInterrupt:
-        _end(130, "stopped; what was finished is kept")
+    except KeyboardInterrupt as error:
+        _end(130, str(error) or "stopped; what was finished is kept")
     except RecursionError:
         _end(2, "the input is nested too deeply")
     except Exception as error:

@@ -141,6 +141,8 @@ def picked(task: Task, args: argparse.Namespace) -> Rows:
 def figure(args: argparse.Namespace) -> None:
     if not args.out.lower().endswith((".png", ".svg", ".pdf")):
         raise UserError(f"{args.out}: a figure ends in .png, .svg or .pdf")
+    if not 0 <= args.at <= 1:
+        raise UserError(f"--at is a share of the steps, from 0 to 1, not {args.at}")
     writable(args.out)
     from unmask.views import figures
 

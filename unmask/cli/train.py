@@ -15,10 +15,12 @@ from unmask.progress import Bar
   unmask train --config tiny --task stories,cups,compass --steps 6500 --out my-tiny
   unmask train --model tiny --data pairs.jsonl --steps 500 --out mine         rows: {"prompt": ..., "response": ...}
   unmask train --model GSAI-ML/LLaDA-8B-Instruct --lora 32 --lr 5e-5 --data pairs.jsonl --length 256 --out adapter
+  unmask train --config new --vocab 2000 --data pairs.jsonl --out mine                  with a tokenizer made from your data
   unmask train --config tiny --task cups --padding rainbow --out rainbow""",
     option("--out", required=True, metavar="DIR", help="where the checkpoint goes; a run that was stopped resumes from here"),
     option("--model", metavar="DIR_OR_ID", help="start from these weights"),
-    option("--config", metavar="DIR", help="start from random weights: a folder with config.json and a tokenizer, or tiny"),
+    option("--config", metavar="DIR", help="start from random weights: a folder with config.json and a tokenizer; tiny; or new"),
+    option("--vocab", type=int, default=4000, metavar="N", help="with --config new: tokens of the tokenizer (default: 4000)"),
     option("--data", metavar="FILE", help="JSONL of prompts and responses"),
     option("--task", metavar="NAMES", help="built-in tasks, comma-separated: stories, cups, compass"),
     option("--steps", type=int, default=1000, metavar="N", help="training steps (default: 1000)"),
@@ -44,10 +46,17 @@ def train(args: argparse.Namespace) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     fields = ("steps", "batch", "length", "lr", "muon", "warmup", "cooldown", "padding", "seed")
-    with Bar() as bar:
-        line = start(
-            Recipe(**{name: getattr(args, name) for name in fields}), Path(args.out), model=args.model, config=args.config, data=args.data,
-            tasks=names(args.task) if args.task else None, lora=args.lora, device=args.device, half=args.half,
-            probe_every=args.probe_every, report=watched(bar, args.steps), tell=say,
-        )  # fmt: skip
+    recipe, out = Recipe(**{name: getattr(args, name) for name in fields}), Path(args.out)
+    try:
+        with Bar() as bar:
+            line = start(
+                recipe, out, model=args.model, config=args.config, data=args.data, tasks=names(args.task) if args.task else None,
+                vocab=args.vocab, lora=args.lora, device=args.device, half=args.half, probe_every=args.probe_every,
+                report=watched(bar, args.steps), tell=say,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        kept = (out / "training.pt").exists()
+        raise KeyboardInterrupt(
+            f"stopped; {'the same command goes on from the last saved step' if kept else 'nothing was saved yet'}"
+        ) from None
     print(line)

@@ -13,11 +13,14 @@ from typing import Any
 
 from unmask.errors import UserError
 from unmask.evaluation.significance import mean, paired, spread, wilson
-from unmask.files import write_text
+from unmask.files import read_json, read_text, write_bytes, write_text
 from unmask.tables import latex, markdown
 
 Record = dict[str, Any]
 Beside = Callable[[Record], Any]  # the published number for a run (`accuracy`, `table`), if there is one
+
+RECIPE = ("model", "task", "length", "steps", "strategy", "data_sha256", "prompts_sha256")
+SUMMARY = ("accuracy", "interval", "rows", "nfe", "eot_ratio", "answer_found", "tokens_per_forward", "tokens_per_second")
 
 # ---------------------------------------------------------------- runs
 
@@ -34,17 +37,25 @@ def records(places: Sequence[str]) -> list[Record]:
         else:
             raise UserError(f"there is no run {place}; `unmask eval --out {place} ...` makes one")
         for file in files:
-            try:
-                record = json.loads(file.read_text())
-            except (OSError, ValueError) as error:
-                raise UserError(f"{file} is not the record of a run ({error})") from None
+            record = read_json(file)
             if isinstance(record, dict) and "recipe" in record and "summary" in record:
-                found.append({**record, "file": str(file)})
+                found.append({**checked(record, file), "file": str(file)})
     if not found:
         raise UserError(
             f"no finished run in {', '.join(places)}; an unfinished one resumes with its own `unmask eval` command"
         )
     return joined(found)
+
+
+def checked(record: Record, file: Path) -> Record:
+    """The record of a run, if it has what tables are made of."""
+    recipe, summary = record["recipe"], record["summary"]
+    lacks = [name for name in ("method", "recipe_sha256") if name not in record]
+    lacks += [name for name in RECIPE if not isinstance(recipe, dict) or name not in recipe]
+    lacks += [name for name in SUMMARY if not isinstance(summary, dict) or summary.get(name) is None]
+    if lacks:
+        raise UserError(f"{file} is not a whole record of a run: it lacks {', '.join(lacks[:3])}; its `unmask eval` command completes it")
+    return record
 
 
 def joined(found: Sequence[Record]) -> list[Record]:
@@ -68,21 +79,22 @@ def joined(found: Sequence[Record]) -> list[Record]:
 
 
 def examples(record_or_file: str | Path) -> list[Record]:
+    """The examples of a run. A last line that a crash tore is passed over."""
     path = Path(record_or_file).with_suffix(".jsonl")
-    try:
-        lines = path.read_text().split("\n")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    lines = read_text(path).split("\n")
     found = []
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                if number < len(lines) - 1:
-                    raise UserError(
-                        f"{path}:{number}: not JSON; resume the run with its `unmask eval` command"
-                    ) from None
+        if not line.strip():
+            continue
+        try:
+            example = json.loads(line)
+        except (ValueError, RecursionError):
+            if number < len(lines) - 1:
+                raise UserError(f"{path}, line {number}: not JSON; resume the run with its `unmask eval` command") from None
+            continue
+        if not isinstance(example, dict) or not {"id", "index", "correct"} <= set(example):
+            raise UserError(f'{path}, line {number}: an example has "id", "index" and "correct"; this is not a run of `unmask eval`')
+        found.append(example)
     return found
 
 
@@ -236,12 +248,10 @@ def plot(found: Sequence[Record], path: Path, beside: Beside = lambda record: No
         pair[0].set_ylabel("accuracy, % (bars: 95 %, x: paper)")
         pair[1].legend(fontsize=8)
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        pyplot.close(figure)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150)
+    pyplot.close(figure)
+    write_bytes(path, drawn.getvalue())
 
 
 # ---------------------------------------------------------------- one evaluation on a terminal

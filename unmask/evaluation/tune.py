@@ -21,7 +21,7 @@ from unmask.evaluation.evaluate import Pool, Report, evaluate
 from unmask.evaluation.recipe import Options
 from unmask.evaluation.report import examples
 from unmask.evaluation.significance import paired, wilson
-from unmask.files import write_whole
+from unmask.files import read_text, write_whole
 from unmask.models.model import Model
 from unmask.tables import markdown
 from unmask.tasks import Rows, Task
@@ -279,11 +279,10 @@ def write(record: Mapping[str, Any], path: Path) -> None:
 
 def read(path: str | Path, task: str | None = None) -> dict[str, Any]:
     """The record in a settings file; one of another task is refused."""
+    text = read_text(path)
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; `unmask tune --out {path} ...` makes one") from None
-    except ValueError:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
         record = None
     settings = record.get("settings") if isinstance(record, dict) and record.get("format") == FORMAT else None
     numbers = isinstance(settings, dict) and all(isinstance(settings.get(name), (int, float)) for name in Point._fields)

@@ -23,10 +23,10 @@ from unmask.decoding.algorithm import Strategy, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method
 from unmask.decoding.reading import run
-from unmask.errors import UserError
+from unmask.errors import UserError, whole
 from unmask.evaluation.evaluate import partition
 from unmask.evaluation.recipe import for_task, frequency_hash
-from unmask.generation import Decoding, generations, whole
+from unmask.generation import Decoding, generations
 from unmask.harness.likelihood import Pair, log_likelihoods
 from unmask.models.loading import load
 from unmask.tasks import Task, find

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from unmask.decoding.canvas import Vocab
 from unmask.errors import UserError
@@ -41,8 +42,6 @@ def load(
     adapter: a directory with a PEFT LoRA. quantize: "int8" or "int4" (torchao), or any transformers quantisation config.
     frequencies: UNCODE's token frequency table (see `unmask frequencies`); by default the checkpoint's own, if it has one.
     """
-    from transformers.utils import logging
-
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     where = located(str(name), revision)
@@ -144,35 +143,30 @@ def architecture(config: dict[str, Any], name: str | Path) -> Any:
 def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
     if not list(where.glob("*.safetensors")):
         raise UserError(f"{where} has no .safetensors weights; download the model's files again")
+    loud = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # what does not fit is said below, in one line
     try:
         module, info = cls.from_pretrained(where, output_loading_info=True, local_files_only=True, **options)
     except UserError:
         raise
     except torch.OutOfMemoryError as error:
-        raise UserError(
-            'not enough memory for the weights; try quantize="int8", dtype="bfloat16" or device_map="auto"'
-        ) from error
+        raise UserError('not enough memory for the weights; try quantize="int8", dtype="bfloat16" or device_map="auto"') from error
     except ImportError as error:
-        raise UserError(
-            f'{str(error).strip().splitlines()[0]}; try `pip install "unmask[quantize,device-map]"`'
-        ) from error
+        raise UserError(f'{str(error).strip().splitlines()[0]}; try `pip install "unmask[quantize,device-map]"`') from error
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        shapes = [line.strip() for line in lines if "shape" in line.lower() or "size mismatch" in line.lower()]
-        raise UserError(
-            f"the weights in {where} do not fit its config.json: {(shapes or lines or [repr(error)])[0][:300]}"
-        ) from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        shapes = [line for line in lines if "shape" in line.lower() or "size mismatch" in line.lower()]
+        if options.get("device_map") is not None and not shapes:
+            raise UserError(f"the device map {options['device_map']!r} cannot be used: {lines[0]:.200}") from error
+        raise UserError(f"the weights in {where} do not fit its config.json: {(shapes or lines)[0]:.300}") from error
+    finally:
+        logging.set_verbosity(loud)
     wrong = [str(m[0] if isinstance(m, tuple) else m) for m in info.get("mismatched_keys") or []]
-    kinds = {
-        "mis-shaped": wrong,
-        "missing": sorted(info["missing_keys"]),
-        "not expected": sorted(info.get("unexpected_keys") or []),
-    }
+    kinds = {"mis-shaped": wrong, "missing": sorted(info["missing_keys"]), "not expected": sorted(info.get("unexpected_keys") or [])}
     for kind, found in kinds.items():
-        if not found:
-            continue
-        what = f"{len(found)} {kind} ({', '.join(found[:3])})"
-        raise UserError(f"the weights in {where} do not fit its config.json: {what}; download the model's files again")
+        if found:
+            what = f"{len(found)} {kind} ({', '.join(found[:3])})"
+            raise UserError(f"the weights in {where} do not fit its config.json: {what}; download the model's files again")
     return module
 
 

@@ -21,6 +21,7 @@ from unmask.tasks import toy
 if TYPE_CHECKING:
     from unmask.training.train import Recipe
 
+UNKNOWN = 0.05  # the share of unknown tokens above which training is refused
 Pairs = list[tuple[str, str]]  # (prompt, response)
 Source = Callable[[int, float], tuple[Pairs, int]]  # (step, share of training behind) -> rows and their response length
 
@@ -87,14 +88,38 @@ def read(file: str | Path) -> list[tuple[str, str, str]]:
     return found
 
 
-def jsonl(file: str | Path, tokenizer: Any, recipe: Recipe, tell: Callable[[str], None] = lambda line: None) -> Source:
+def jsonl(
+    file: str | Path,
+    tokenizer: Any,
+    recipe: Recipe,
+    mask_id: int = -1,
+    context: int | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Source:
     """Pairs {"prompt": ..., "response": ...}, in a new order each epoch; responses longer than L are told and left out."""
-    rows, long = [], []
+    rows, long, unknown, tokens = [], [], 0, 0
     for where, prompt, response in read(file):
-        if len(tokenizer(response, add_special_tokens=False)["input_ids"]) > recipe.length:
+        ids = tokenizer(response, add_special_tokens=False)["input_ids"]
+        if mask_id in ids:
+            raise UserError(f"{where}: the response holds the mask token, which is what training puts there itself")
+        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        if context and len(asked) + recipe.length > context:
+            raise UserError(
+                f"{where}: prompt and response take more than the {context} tokens the model was made for; shorten it"
+            )
+        unknown, tokens = (
+            unknown + sum(i == tokenizer.unk_token_id for i in (*asked, *ids)),
+            tokens + len(asked) + len(ids),
+        )
+        if len(ids) > recipe.length:
             long.append(where.rpartition(" ")[2])
         else:
             rows.append((prompt, response))
+    if tokenizer.unk_token_id is not None and unknown:
+        share = f"{100 * unknown / tokens:.1f} % of the tokens in {file} are unknown to this tokenizer"
+        if unknown > UNKNOWN * tokens:
+            raise UserError(f"{share}; `unmask train --config new --vocab 4000` makes a tokenizer from your data")
+        tell(f"{share}: the model cannot learn what they say")
     if long:
         first = ", ".join(long[:10]) + (", ..." if len(long) > 10 else "")
         tell(

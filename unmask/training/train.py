@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,12 +20,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.utils import logging
 
-from unmask.errors import UserError
+from unmask.errors import UserError, finite, whole
+from unmask.files import write_text, write_whole
 from unmask.models.frequencies import count
 from unmask.models.loading import BUNDLED, architecture, load, read_config, tokenizer_of
 from unmask.progress import Bar
-from unmask.training.data import Batch, Source, encode, jsonl, masked_batch, paddings, toys
+from unmask.tasks import toy
+from unmask.training.data import Batch, Source, encode, jsonl, masked_batch, paddings, read, toys
 from unmask.training.optim import Muon, optimizers
 from unmask.training.probe import probe
 
@@ -41,6 +45,14 @@ class Recipe:
     least: float = 0.02  # t is drawn from (least, 1]
     padding: str = "eot"  # or "rainbow": one end-of-text, then a cycle of padding tokens
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch", 1), ("length", 1), ("warmup", 0), ("seed", -(2**63))):
+            whole(name, getattr(self, name), least)
+        for name, high in (("lr", math.inf), ("muon", math.inf), ("cooldown", 1.0), ("least", 1.0)):
+            finite(name, getattr(self, name), 0.0, high)
+        if self.padding not in ("eot", "rainbow"):
+            raise UserError(f"padding is eot or rainbow, not {self.padding!r}")
 
     def rate(self, step: int) -> float:
         """What both learning rates are multiplied by."""
@@ -98,8 +110,14 @@ def train(
     run = hashlib.sha256(json.dumps([asdict(recipe), identity]).encode()).hexdigest()
     padding, trained = paddings(tokenizer, recipe.padding), [p for p in module.parameters() if p.requires_grad]
     if file.is_file():
-        state = torch.load(file, weights_only=True)
-        if state["run"] != run:
+        try:
+            state = torch.load(file, weights_only=True)
+            same = state["run"] == run
+        except Exception as error:  # a damaged archive fails in many ways
+            raise UserError(
+                f"{file} is damaged ({type(error).__name__}); delete it to train from the beginning"
+            ) from None
+        if not same:
             raise UserError(
                 f"{file} is of another run (other data, model or settings); give another --out or delete it"
             )
@@ -168,6 +186,35 @@ def fresh(config: str | Path, seed: int) -> tuple[Any, Any]:
     return module.float(), tokenizer
 
 
+def new(texts: list[str], vocab: int, recipe: Recipe) -> tuple[Any, Any]:
+    """A model as small as the bundled one, with random weights, and a byte-level BPE tokenizer made from the texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [*toy.SPECIAL[:-1], *toy.PADDING]  # bytes need no token for what is unknown
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=special[0],
+        eos_token=special[1],
+        pad_token=special[1],
+        additional_special_tokens=special[2:],
+    )
+    tokenizer.chat_template = toy.CHAT_TEMPLATE
+    fields = read_config(BUNDLED / "tiny")
+    ids = {"mask_token_id": special.index("<|mdm_mask|>"), "eos_token_id": 1, "pad_token_id": 1}
+    cls = architecture(fields, "new")
+    module = cls(cls.config_class(**{**fields, **ids, "vocab_size": len(tokenizer), "embedding_size": len(tokenizer)}))
+    initialise(module, recipe.seed)
+    return module.float(), tokenizer
+
+
 def adapt(module: Any, rank: int, seed: int) -> None:
     """LoRA on every linear layer of the blocks."""
     try:
@@ -207,15 +254,16 @@ def export(
     module.config.response_length = recipe.length
     if recipe.padding == "rainbow":
         module.config.rainbow_ids = paddings(tokenizer, "rainbow")[1:]
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     weights = {name: value.to(dtype) for name, value in module.state_dict().items()} if dtype else None
     if dtype:
         module.config.dtype = dtype
     module.save_pretrained(out, **({"state_dict": weights} if weights else {}))
     tokenizer.save_pretrained(out)
     if texts:
-        (out / "frequencies.json").write_text(
-            json.dumps(count(texts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])) + "\n"
-        )
+        counted = count(texts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
+        write_text(out / "frequencies.json", json.dumps(counted) + "\n")
 
 
 def curve(log: list[dict[str, Any]], out: Path) -> str:
@@ -256,7 +304,7 @@ def watched(bar: Bar, steps: int) -> Callable[[dict[str, Any]], None]:
 
 def start(
     recipe: Recipe, out: Path, *, model: str | None = None, config: str | None = None, data: str | None = None,
-    tasks: list[str] | None = None, lora: int = 0, device: str | None = None, half: bool = False, probe_every: int = 250,
+    tasks: list[str] | None = None, vocab: int = 4000, lora: int = 0, device: str | None = None, half: bool = False, probe_every: int = 250,
     report: Callable[[dict[str, Any]], None] = lambda record: None, tell: Callable[[str], None] = lambda line: None,
 ) -> str:  # fmt: skip
     """What `unmask train` does: put the pieces together, train, export. Returns the loss curve as a line."""
@@ -264,7 +312,12 @@ def start(
         raise UserError("give --model (weights to begin with) or --config (a model from nothing)")
     if (data is None) == (not tasks):
         raise UserError("give --data FILE.jsonl or --task NAMES")
-    if config is not None:
+    whole("probe_every", probe_every, 1)
+    if config == "new":
+        if data is None:
+            raise UserError("--config new makes a tokenizer from your rows: give --data FILE.jsonl")
+        module, tokenizer = new([text for _, *pair in read(data) for text in pair], whole("vocab", vocab, 300), recipe)
+    elif config is not None:
         module, tokenizer = fresh(config, recipe.seed)
     else:
         loaded = load(str(model), device=device)
@@ -276,7 +329,8 @@ def start(
     else:
         module.requires_grad_(True)
     if data is not None:
-        source, probes = jsonl(data, tokenizer, recipe, tell), None
+        context = getattr(module.config, "max_position_embeddings", None)
+        source, probes = jsonl(data, tokenizer, recipe, module.config.mask_token_id, context, tell), None
         what = hashlib.sha256(Path(data).read_bytes()).hexdigest()
     else:
         source, what = toys(tasks or [], recipe), ",".join(tasks or [])
@@ -294,7 +348,5 @@ def start(
     )
     texts = [response for step in range(1, 201) for _, response in source(step, 1.0)[0]]
     export(module, tokenizer, recipe, out, torch.float16 if half else None, texts)
-    (out / "training.json").write_text(
-        json.dumps({"recipe": asdict(recipe), "data": data or tasks, "lora": lora, "log": log}, indent=1) + "\n"
-    )
+    write_whole(out / "training.json", {"recipe": asdict(recipe), "data": data or tasks, "lora": lora, "log": log})
     return curve(log, out)

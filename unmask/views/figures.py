@@ -6,6 +6,7 @@ Colours are Okabe and Ito's, and every line has a marker of its own, so nothing 
 
 from __future__ import annotations
 
+import io
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
 from unmask.evaluation.metrics import early_steps
 from unmask.evaluation.report import examples
+from unmask.files import write_bytes
 from unmask.views.live import RAMP, boxed
 from unmask.views.trace import Moment, Run
 
@@ -49,12 +51,12 @@ def write(figure: Figure, path: str | Path) -> None:
     known = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}  # the same data gives the same file
     if path.suffix.lower() not in known:
         raise UserError(f"{path}: a figure ends in .png, .svg or .pdf")
+    kind, drawn = path.suffix.lower(), io.BytesIO()
     try:
-        figure.savefig(path, dpi=220, bbox_inches="tight", pad_inches=0.04, metadata=known[path.suffix.lower()])
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+        figure.savefig(drawn, format=kind[1:], dpi=220, bbox_inches="tight", pad_inches=0.04, metadata=known[kind])
     finally:
         _pyplot().close(figure)
+    write_bytes(path, drawn.getvalue())  # whole or not at all
 
 
 # ---------------------------------------------------------------- token panels

@@ -24,6 +24,7 @@ from unmask.models.model import Model
 from unmask.tasks import Rows, Task
 
 FORMAT, VERSION = "unmask-trace", 1
+LONGEST = 1_000_000  # tokens of a response: a file that says more is damaged
 SCALE = 10_000  # confidences are kept as integers in units of 1 / SCALE
 
 
@@ -247,14 +248,24 @@ def load(path: str | Path) -> list[Run]:
         whole = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or 'the file is damaged'}") from error
-    except (EOFError, ValueError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+    except (EOFError, ValueError, RecursionError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise UserError(f"{path} is not a trace file, or it is damaged") from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise UserError(f"{path} is not a trace file; `unmask trace ... -o run.json.gz` makes one")
-    if whole.get("version", 0) > VERSION:
-        raise UserError(f"{path} is of format version {whole['version']}, this unmask reads {VERSION}: upgrade unmask")
+    version = whole.get("version")
+    if type(version) is not int:
+        raise UserError(f"{path} is damaged: it names no version")
+    if version > VERSION:
+        raise UserError(f"{path} is of format version {version}, this unmask reads {VERSION}: upgrade unmask")
     known = {f.name for f in fields(Run)}
     try:
-        return [Run(**{name: value for name, value in run.items() if name in known}) for run in whole["runs"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: a run lacks {error}") from error
+        runs = [Run(**{name: value for name, value in run.items() if name in known}) for run in whole["runs"]]
+        for run in runs:
+            if type(run.length) is not int or not 0 < run.length <= LONGEST:
+                raise UserError(f"{path} is damaged: a response of {run.length!r:.20} tokens")
+            run.final()  # every slot is in range and every list as long as it should be, or this fails
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged: its runs do not hold together ({type(error).__name__}: {error})") from error
+    return runs
