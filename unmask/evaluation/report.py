@@ -20,7 +20,16 @@ Record = dict[str, Any]
 Beside = Callable[[Record], Any]  # the published number for a run (`accuracy`, `table`), if there is one
 
 RECIPE = ("model", "task", "length", "steps", "strategy", "data_sha256", "prompts_sha256")
-SUMMARY = ("accuracy", "interval", "rows", "nfe", "eot_ratio", "answer_found", "tokens_per_forward", "tokens_per_second")
+SUMMARY = (
+    "accuracy",
+    "interval",
+    "rows",
+    "nfe",
+    "eot_ratio",
+    "answer_found",
+    "tokens_per_forward",
+    "tokens_per_second",
+)
 
 # ---------------------------------------------------------------- runs
 
@@ -54,7 +63,9 @@ def checked(record: Record, file: Path) -> Record:
     lacks += [name for name in RECIPE if not isinstance(recipe, dict) or name not in recipe]
     lacks += [name for name in SUMMARY if not isinstance(summary, dict) or summary.get(name) is None]
     if lacks:
-        raise UserError(f"{file} is not a whole record of a run: it lacks {', '.join(lacks[:3])}; its `unmask eval` command completes it")
+        raise UserError(
+            f"{file} is not a whole record of a run: it lacks {', '.join(lacks[:3])}; its `unmask eval` command completes it"
+        )
     return record
 
 
@@ -90,10 +101,14 @@ def examples(record_or_file: str | Path) -> list[Record]:
             example = json.loads(line)
         except (ValueError, RecursionError):
             if number < len(lines) - 1:
-                raise UserError(f"{path}, line {number}: not JSON; resume the run with its `unmask eval` command") from None
+                raise UserError(
+                    f"{path}, line {number}: not JSON; resume the run with its `unmask eval` command"
+                ) from None
             continue
         if not isinstance(example, dict) or not {"id", "index", "correct"} <= set(example):
-            raise UserError(f'{path}, line {number}: an example has "id", "index" and "correct"; this is not a run of `unmask eval`')
+            raise UserError(
+                f'{path}, line {number}: an example has "id", "index" and "correct"; this is not a run of `unmask eval`'
+            )
         found.append(example)
     return found
 

@@ -150,9 +150,13 @@ def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
     except UserError:
         raise
     except torch.OutOfMemoryError as error:
-        raise UserError('not enough memory for the weights; try quantize="int8", dtype="bfloat16" or device_map="auto"') from error
+        raise UserError(
+            'not enough memory for the weights; try quantize="int8", dtype="bfloat16" or device_map="auto"'
+        ) from error
     except ImportError as error:
-        raise UserError(f'{str(error).strip().splitlines()[0]}; try `pip install "unmask[quantize,device-map]"`') from error
+        raise UserError(
+            f'{str(error).strip().splitlines()[0]}; try `pip install "unmask[quantize,device-map]"`'
+        ) from error
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
         shapes = [line for line in lines if "shape" in line.lower() or "size mismatch" in line.lower()]
@@ -162,11 +166,17 @@ def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
     finally:
         logging.set_verbosity(loud)
     wrong = [str(m[0] if isinstance(m, tuple) else m) for m in info.get("mismatched_keys") or []]
-    kinds = {"mis-shaped": wrong, "missing": sorted(info["missing_keys"]), "not expected": sorted(info.get("unexpected_keys") or [])}
+    kinds = {
+        "mis-shaped": wrong,
+        "missing": sorted(info["missing_keys"]),
+        "not expected": sorted(info.get("unexpected_keys") or []),
+    }
     for kind, found in kinds.items():
         if found:
             what = f"{len(found)} {kind} ({', '.join(found[:3])})"
-            raise UserError(f"the weights in {where} do not fit its config.json: {what}; download the model's files again")
+            raise UserError(
+                f"the weights in {where} do not fit its config.json: {what}; download the model's files again"
+            )
     return module
 
 

@@ -267,5 +267,7 @@ def load(path: str | Path) -> list[Run]:
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is damaged: its runs do not hold together ({type(error).__name__}: {error})") from error
+        raise UserError(
+            f"{path} is damaged: its runs do not hold together ({type(error).__name__}: {error})"
+        ) from error
     return runs
