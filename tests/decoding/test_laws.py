@@ -13,7 +13,19 @@ from support.scripted import Hashed, canvas, decoded, encode, fitted
 import unmask
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.methods import METHODS
-from unmask.decoding.rules import anchors, confidence, modifiers, published, remasking, schedules, selection, tokens
+from unmask.decoding.rules import (
+    anchors,
+    confidence,
+    focus,
+    modifiers,
+    published,
+    readiness,
+    remasking,
+    revising,
+    schedules,
+    selection,
+    tokens,
+)
 
 # Any composition works: these stand for all the ways rules can meet.
 COMPOSED = {
@@ -42,6 +54,22 @@ COMPOSED = {
     "dream's timesteps": Strategy(select=selection.Quota(schedules.Timesteps())),
     "uniform + temperature": Strategy(tokens.Gumbel(temperature=1.0), confidence.Uniform()),
     "forbidden + temperature": Strategy(tokens.ForbidEOT(then=tokens.Gumbel(temperature=1.0))),
+    "sacm + klass": replace(METHODS["sacm"], select=readiness.Stable(0.5, 0.5), pace=1),
+    "sacm + klass in blocks": replace(METHODS["sacm"], select=readiness.Stable(0.3, 3.0, 1), block=5),
+    "sacm + credit + suppression": replace(METHODS["sacm"], read=tokens.Credit(), defer=modifiers.SuppressEOT()),
+    "sacm + hierarchy": replace(METHODS["sacm"], select=readiness.Hierarchy(0.6, 0.3)),
+    "sacm + local leap": replace(METHODS["sacm"], select=readiness.Leap(0.6, 0.3, 2)),
+    "sacm + levels": replace(METHODS["sacm"], select=readiness.Levels("binary", tau=0.5)),
+    "sacm + spacing": replace(METHODS["sacm"], select=readiness.Spaced(selection.Factor(), 4)),
+    "sacm + prophet": replace(METHODS["sacm"], revise=(revising.EarlyAnswer(2.0, 1.0, 0.5),), block=5),
+    "credit + klass": Strategy(tokens.Credit(), select=readiness.Stable(0.4, 1.0), block=6),
+    "end of text in blocks": Strategy(select=selection.Threshold(0.4), revise=(revising.FillEOT(),), block=3),
+    "end of text at a frontier": Strategy(
+        select=selection.Threshold(0.4), revise=(revising.FillEOT(),), focus=focus.Frontier(4, aligned=True)
+    ),
+    "quota at a frontier": Strategy(focus=focus.Frontier(3)),
+    "an early answer without an anchor": Strategy(revise=(revising.EarlyAnswer(2.0, 1.0, 0.5, start=2),)),
+    "drawn + sacm": replace(METHODS["sacm"], modifiers=(*METHODS["sacm"].modifiers, modifiers.Jitter(0.2))),
 }
 ALL = {**METHODS, **COMPOSED}
 PROMPTS = st.lists(st.lists(st.integers(3, 11), min_size=1, max_size=6), min_size=1, max_size=3)
@@ -91,6 +119,10 @@ def test_a_strategy_is_its_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_infilled_text_stays(name: str) -> None:
     strategy = replace(ALL[name], anchors=())
+    if name in ("prophet", "sacm + prophet"):
+        with pytest.raises(unmask.UserError, match="behind an anchor"):
+            decoded(Hashed(), canvas(12), strategy, 5)
+        return
     before = canvas(12).pin([5, 6, 7], 0).pin([8], 9)
     after = decoded(Hashed(), before, strategy, 5).canvas
     assert after.response[0, [0, 1, 2, 9]].tolist() == [5, 6, 7, 8]

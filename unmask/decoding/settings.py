@@ -10,6 +10,9 @@ from typing import Any
 from unmask.errors import UserError
 
 
+WHOLE = ("at", "base", "history", "k", "n", "radius", "size", "skip", "stride", "tokens")  # settings that count something
+
+
 def rules(strategy: Any) -> list[Any]:
     """Every rule of the strategy, also those inside a rule (a schedule in a Quota)."""
     found, queue = [], [strategy]
@@ -26,7 +29,12 @@ def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
     return frozenset().union(*(getattr(item, "needs", ()) for item in (*rules(strategy), *watch)))
 
 
-def check(strategy: Any, steps: int) -> None:
+def remembering(strategy: Any) -> list[Any]:
+    """The rules that keep something between steps."""
+    return [rule for rule in rules(strategy) if hasattr(rule, "remember")]
+
+
+def check(strategy: Any, steps: int, canvas: Any) -> None:
     """Say no to what cannot be decoded, before a forward is spent on it."""
     from unmask.decoding.rules.schedules import Fixed
     from unmask.decoding.rules.selection import Quota
@@ -39,6 +47,9 @@ def check(strategy: Any, steps: int) -> None:
         raise UserError("a modifier multiplies the confidence, which must not be negative: use Certainty() in place of NegativeEntropy()")
     if strategy.remask and not (isinstance(strategy.select, Quota) and isinstance(strategy.select.schedule, Fixed)):
         raise UserError("remasking counts its rounds in steps of a fixed size: it goes with select=Quota(Fixed(k)) only")
+    for rule in rules(strategy):
+        if hasattr(rule, "check"):
+            rule.check(strategy, canvas)
 
 
 def changed(strategy: Any, settings: dict[str, Any]) -> Any:
@@ -65,6 +76,12 @@ def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
     used = {name: value for name, value in settings.items() if name in own}
     return changed(strategy, used), list(used)
+
+
+def text(value: Any) -> str:
+    """A rule or strategy as its constructor call. Fields with repr=False were added later: they show once they are used."""
+    shown = [f for f in fields(value) if f.repr or getattr(value, f.name) != f.default]
+    return f"{type(value).__name__}({', '.join(f'{f.name}={getattr(value, f.name)!r}' for f in shown)})"
 
 
 def recipe(strategy: Any) -> str:
@@ -100,7 +117,7 @@ def fitting(name: str, old: Any, new: Any) -> Any:
         raise UserError(f"{name} is a whole number or None, not {new!r}")
     if simple(old) and not number:
         raise UserError(f"{name} is a number, not {new!r}")
-    if name in ("at", "k", "tokens") and type(new) is not int:
+    if name in WHOLE and type(new) is not int:
         raise UserError(f"{name} is a whole number, not {new!r}")
     if (is_dataclass(old) or isinstance(old, tuple)) and not (is_dataclass(new) or isinstance(new, (tuple, list))):
         raise UserError(f"{name} is a rule or a list of them, not {new!r}: build this Strategy in Python")

@@ -53,26 +53,6 @@ def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
     return (rivals & (score == passed)).sum(1)
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @dataclass(frozen=True)
 class Quota:
     """As many of the best as the schedule says."""
@@ -144,7 +124,30 @@ class EntropyBound:
         return n
 
 
+@dataclass(frozen=True)
+class DynamicThreshold:
+    """SDAR and TraDo: every slot with c~ > tau if they are at least as many as the schedule says, else as many of the best."""
+
+    tau: float = 0.9
+    schedule: Schedule = Even()
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        sure, k = prefer(step) & (score > self.tau), self.schedule(step)
+        return torch.where(sure.sum(1, keepdim=True) >= k[:, None], sure, best(step, score, k))
+
+    def bound(self, n: int, steps: int) -> int:
+        return self.schedule.bound(n, steps)
 
 
+@dataclass(frozen=True)
+class EntropyThreshold:
+    """dParallel: every slot with H <= tau (nats), and always the best one by c~, which is the lowest H with NegativeEntropy."""
 
+    tau: float = 0.5
+    needs: ClassVar = frozenset({"entropy"})
 
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        return (prefer(step) & (step.seen.entropy <= self.tau)) | best(step, score, torch.ones_like(step.opened))
+
+    def bound(self, n: int, steps: int) -> int:
+        return n

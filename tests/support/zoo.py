@@ -1,0 +1,109 @@
+"""Which rules say what a recorded decoder of the zoo does: a record's parameters -> a Strategy, its steps, and the wrappers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unmask.decoding.algorithm import Strategy
+from unmask.decoding.rules import focus, published, readiness, revising, schedules, selection, tokens
+from unmask.decoding.rules.confidence import NegativeEntropy, TopMargin
+
+
+@dataclass
+class Plan:
+    strategy: Strategy
+    steps: int | None = None
+    chain: dict[str, Any] = field(default_factory=dict)  # wrappers of the denoiser
+    pinned: dict[int, int] = field(default_factory=dict)  # tokens written beforehand, by slot
+
+
+def plan(record: dict) -> Plan:
+    """By the rules of the zoo's rows wherever the laws allow it, else by those of rules/published.py."""
+    p = record["params"]
+    length = p.get("gen_length") or p.get("max_new_tokens") or p.get("generate_length") or p["initial_gen_length"]
+    size = p.get("block_length") or length
+    return PLANS[record["decoder"]](p, length, size, record)
+
+
+def hollow(record: dict) -> bool:
+    """Some forward changed nothing."""
+    return any(all(set(row) == {"pos", "tok"} and not row["pos"] for row in step["rows"]) for step in record["steps"])
+
+
+def blocks(length: int, size: int) -> int | None:
+    return size if size < length else None
+
+
+def klass(p: dict, length: int, size: int, record: dict) -> Plan:
+    dream = record["decoder"] == "klass.dream_sample"
+    left = {"masks_left", "quirk_masks_left"} & set(record["tags"])
+    stable = readiness.Stable(
+        p["conf_threshold"], p["kl_threshold"], p["kl_history_length"], p["unmask_strategy"],
+        schedules.Fixed(1) if dream else published.Table() if left else schedules.Even(),
+    )  # fmt: skip
+    return Plan(Strategy(select=stable, block=blocks(length, size), focus=published.Hurried() if left else None), p["steps"])
+
+
+def prophet(p: dict, length: int, size: int, record: dict) -> Plan:
+    pins = {int(at): token for at, token in (p["constraints"] or {}).items() if int(at) < length}
+    rules: tuple = ()
+    if p["analyze_gap"] and p["answer_start_pos"] is not None:
+        lines = (p["early_exit_thresholds"][third] for third in ("early", "mid", "late"))
+        at = p["answer_start_pos"] - len(record["prompt_ids"][0])
+        rules = (published.Unhurried(*lines, start=at) if hollow(record) else revising.EarlyAnswer(*lines, start=at),)
+    elif hollow(record):
+        rules = (published.Unhurried(math.inf, math.inf, math.inf, start=0),)
+    return Plan(Strategy(block=blocks(length, size), revise=rules), p["steps"], pinned=pins)
+
+
+def dinfer(p: dict, length: int, size: int, record: dict) -> Plan:
+    kind = record["decoder"].split(".")[1]
+    select = readiness.Hierarchy(p["threshold"], p["low_threshold"]) if kind == "hierarchy" else selection.Threshold(p["threshold"])
+    read = tokens.Credit(alpha=p["credit_alpha"], gamma=p["boost_gamma"], beta=p["decay_beta"]) if kind == "credit" else tokens.Argmax()
+    end: tuple = (revising.FillEOT(),)
+    view: Any = focus.Frontier(size, aligned=True) if p["start_block_align"] else None
+    if len(record["prompt_ids"]) > 1 and any(record["eos_id"] in row[-length:] for row in record["final_ids"]):
+        end = (published.FillEOTTogether(),)
+    if not p["early_stop"]:
+        end, view = (), published.StopAtEOT()
+    if hollow(record):
+        end = (*end, published.Unrolled(p["maximum_unroll"], p["expected_tpf"]))
+    return Plan(Strategy(read, select=select, block=None if p["start_block_align"] else blocks(length, size), focus=view, revise=end))
+
+
+def dus(p: dict, length: int, size: int, record: dict) -> Plan:
+    if record["decoder"] == "dus.generate_scheduled":
+        rule = readiness.Levels(p["scheduler"], p["base"], p["base_skip"], p["confidence_threshold"] if p["remasking"] == "low_confidence" else 0.0)
+        if not {"quirk_masks_left", "quirk_high_entropy"} & set(record["tags"]):
+            return Plan(Strategy(select=rule, block=blocks(length, size)))
+        if p["remasking"] == "high_entropy":
+            rule = published.LostLevels(p["scheduler"], p["base"], p["base_skip"], certain=p["confidence_threshold"])
+        else:
+            rule = published.LostLevels(p["scheduler"], p["base"], p["base_skip"], rule.tau)
+        steps = rule.bound(size, 0) * (length // size)
+        return Plan(Strategy(select=rule, block=blocks(length, size), focus=published.Hurried()), steps)
+    view = published.Hurried() if "quirk_masks_left" in record["tags"] else None
+    then = selection.EntropyBound(p["gamma"] * math.log(2)) if "gamma" in p else selection.Threshold(p["tau"])
+    s = Strategy(select=readiness.Spaced(then, p["start_stride"]), block=blocks(length, size), focus=view)
+    return Plan(replace(s, confidence=NegativeEntropy()) if "gamma" in p else s, p["steps"])
+
+
+def leap(p: dict, length: int, size: int, record: dict) -> Plan:
+    relaxed = p["threshold"] if p["relaxed_threshold"] is None else p["relaxed_threshold"]
+    return Plan(Strategy(select=readiness.Leap(p["threshold"], relaxed, p["radius"]), block=blocks(length, size)))
+
+
+PLANS = {
+    "klass.stable_confident_decode": klass,
+    "klass.dream_sample": klass,
+    "prophet.generate": prophet,
+    "dinfer.threshold": dinfer,
+    "dinfer.credit": dinfer,
+    "dinfer.hierarchy": dinfer,
+    "dus.generate_scheduled": dus,
+    "dus.generate_eb_sampler_spaced": dus,
+    "dus.generate_cb_sampler_spaced": dus,
+    "dawn.generate(local_leap)": leap,
+}

@@ -1,0 +1,37 @@
+"""The zoo: training-free decoders published since, one Strategy each at its published defaults, and where each comes from.
+
+A method is data, and so is what is known of it: `ABOUT` has an entry for every row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unmask.decoding.algorithm import Strategy, SuffixAnchor
+from unmask.decoding.rules.confidence import NegativeEntropy
+from unmask.decoding.rules.modifiers import DampEOT, Jitter
+from unmask.decoding.rules.readiness import Hierarchy, Leap, Levels, Spaced, Stable
+from unmask.decoding.rules.revising import EarlyAnswer, FillEOT
+from unmask.decoding.rules.schedules import Fixed
+from unmask.decoding.rules.selection import DynamicThreshold, EntropyBound, EntropyThreshold, Threshold
+from unmask.decoding.rules.tokens import Credit
+
+ZOO: dict[str, Strategy] = {
+    # ready when stable
+    "klass": Strategy(select=Stable(), block=64, pace=1),
+    "klass-dream": Strategy(select=Stable(schedule=Fixed(1)), pace=1),
+    "credit": Strategy(read=Credit(), select=Threshold(0.9), revise=(FillEOT(),), block=32, pace=1),
+    "dinfer": Strategy(select=Threshold(0.9), revise=(FillEOT(),), block=32, pace=1),
+    "dinfer-hierarchy": Strategy(select=Hierarchy(), revise=(FillEOT(),), block=32, pace=1),
+    "local-leap": Strategy(select=Leap(), block=32, pace=1),
+    "prophet": Strategy(anchors=(SuffixAnchor(),), revise=(EarlyAnswer(),), block=32, pace=1),
+    "dus": Strategy(select=Levels(), block=32, pace=1),
+    "dus-binary": Strategy(select=Levels("binary"), block=32, pace=1),
+    "eb-spaced": Strategy(confidence=NegativeEntropy(), select=Spaced(EntropyBound(0.1)), block=32, pace=1),
+    "threshold-spaced": Strategy(select=Spaced(Threshold(0.9)), block=32, pace=1),
+    # small rules
+    "dynamic-threshold": Strategy(select=DynamicThreshold(0.9), block=32, pace=1),
+    "entropy-threshold": Strategy(confidence=NegativeEntropy(), select=EntropyThreshold(0.5), block=32, pace=1),
+    "eoser": Strategy(modifiers=(DampEOT(),)),
+    "alg-temp": Strategy(modifiers=(Jitter(0.1),)),
+}
