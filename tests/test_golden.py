@@ -273,7 +273,12 @@ def test_zoo(record: dict) -> None:
 
     kinds = [step["forward"] for step in record["steps"]]
     for number, (now, kind, want) in enumerate(zip(made, kinds, wanted, strict=False)):
-        assert rows(now) == want, (number, kind)
+        ours_now = rows(now)
+        if kind == "verify":  # its canvas has masks where it doubts
+            ours_now = [[w if o == record["mask_id"] else o for o, w in zip(*pair, strict=True)] for pair in zip(ours_now, want, strict=True)]
+        elif kind == "joint":  # recorded with what is to be replaced still open
+            want = [[o if w == record["mask_id"] else w for o, w in zip(*pair, strict=True)] for pair in zip(ours_now, want, strict=True)]
+        assert ours_now == want, (number, kind)
     assert rows(done.canvas) == record["final_ids"]
     assert len(made) == record["num_forwards"]
 

@@ -69,6 +69,17 @@ COMPOSED = {
     ),
     "quota at a frontier": Strategy(focus=focus.Frontier(3)),
     "an early answer without an anchor": Strategy(revise=(revising.EarlyAnswer(2.0, 1.0, 0.5, start=2),)),
+    "sacm + wino": replace(METHODS["sacm"], select=readiness.Wide(0.3), revise=(revising.Verify(0.8),), block=7),
+    "quota + wino": Strategy(revise=(revising.Verify(0.8),)),
+    "sacm + rcr": replace(METHODS["rcr"], anchors=METHODS["sacm"].anchors, modifiers=METHODS["sacm"].modifiers, block=4),
+    "rcr along other curves": Strategy(select=selection.Everything(), revise=(revising.Refine("cosine"),), focus=focus.Behind(), block=6),
+    "sacm + saber": replace(METHODS["saber"], anchors=METHODS["sacm"].anchors, modifiers=METHODS["sacm"].modifiers, block=4),
+    "saber, n = 3": Strategy(select=readiness.AboveMean(3), revise=(revising.Backtrack(3),), focus=focus.Behind(), block=7),
+    "quota + saber": Strategy(revise=(revising.Backtrack(),)),
+    "sacm + core": replace(METHODS["sacm"], revise=(revising.Replace(2, 1, 4, spare=1),)),
+    "core, joint, in blocks": Strategy(revise=(revising.Replace(1, 1, 3, joint=True, spare=1),), block=6, pace=1),
+    "klass + wino": Strategy(select=readiness.Stable(0.3, 3.0, 1), revise=(revising.Verify(0.8),)),
+    "credit + saber": Strategy(tokens.Credit(), select=readiness.AboveMean(), revise=(revising.Backtrack(by="current"),)),
     "drawn + sacm": replace(METHODS["sacm"], modifiers=(*METHODS["sacm"].modifiers, modifiers.Jitter(0.2))),
 }
 ALL = {**METHODS, **COMPOSED}

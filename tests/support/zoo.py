@@ -95,7 +95,40 @@ def leap(p: dict, length: int, size: int, record: dict) -> Plan:
     return Plan(Strategy(select=readiness.Leap(p["threshold"], relaxed, p["radius"]), block=blocks(length, size)))
 
 
+def wino(p: dict, length: int, size: int, record: dict) -> Plan:
+    return Plan(Strategy(select=readiness.Wide(p["threshold"]), revise=(revising.Verify(p["threshold_back"]),), block=blocks(length, size)))
+
+
+def rcr(p: dict, length: int, size: int, record: dict) -> Plan:
+    confidence = {"entropy": NegativeEntropy(), "topk_margin": TopMargin()}.get(p["conf_alg"])
+    s = Strategy(select=selection.Everything(), revise=(revising.Refine(p["mode"]),), block=blocks(length, size), focus=focus.Behind())
+    s = replace(s, confidence=confidence or s.confidence)
+    n = length // size
+    return Plan(replace(s, revise=(*s.revise, published.Hollow())) if hollow(record) else s, max(1, p["steps"] // n) * n)
+
+
+def saber(p: dict, length: int, size: int, record: dict) -> Plan:
+    if "n" in p:
+        s = Strategy(select=readiness.AboveMean(p["n"]), revise=(revising.Backtrack(p["n"]),), block=blocks(length, size))
+        return Plan(replace(s, focus=focus.Behind()))
+    s = Strategy(tokens.EndPenalty(weight=p["eos_penalty"], eps=p["eps"]), select=readiness.AboveMean(2, first=True))
+    return Plan(replace(s, revise=(revising.Backtrack(2, "current"),)), p["steps"])
+
+
+def core(p: dict, length: int, size: int, record: dict) -> Plan:
+    kind = published.HollowReplace if p["steps"] // (length // size) > size else revising.Replace
+    rule = kind(p["remask_k"], p["revise_every"], p["candidate_m"], p["joint_reeval"])
+    read = tokens.ForbidEOT(every=True) if p["confidence_eos_eot_inf"] else tokens.ForbidEOT() if p["logits_eos_inf"] else tokens.Argmax()
+    s = Strategy(read, revise=(rule,), block=blocks(length, size))
+    return Plan(replace(s, confidence=TopMargin()) if p["base_masking"] == "margin" else s, p["steps"])
+
+
 PLANS = {
+    "wino.decoding_wino": wino,
+    "mdpo.diffusion_generate": rcr,
+    "saber.generate_with_saber": saber,
+    "saber_dream.diffusion_generate": saber,
+    "core.generate": core,
     "klass.stable_confident_decode": klass,
     "klass.dream_sample": klass,
     "prophet.generate": prophet,

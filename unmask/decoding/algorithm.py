@@ -119,10 +119,10 @@ def decode(
             canvas = step.canvas.fill(chosen, step.seen.token, score, forward)  # x_i <- x^0_i, i in U
             forward, forwards = forward + 1, forwards + eligible.any(1)
             if remembering:
-                canvas = canvas.remember({k: v for rule in remembering for k, v in rule.remember(step, chosen).items()})
+                canvas = canvas.remember({k: v for rule in remembering for k, v in rule.remember(step, canvas).items()})
             for revise in strategy.revise:
                 while (look := revise.asks(step, canvas)) is not None:  # some must look before they judge
-                    ask = Ask(look[0], window, look[1], read, forward, score)
+                    ask = Ask(look[0], window, look[1], read, forward, score, step.canvas.response)
                     step = replace(step, looks=(*step.looks, (yield ask)))
                     forward, forwards = forward + 1, forwards + ask.where.any(1)
                 canvas = revise(step, canvas)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ class Ask:
     read: Reader
     forward: int  # which forward of the decode this is
     score: Tensor | None = None  # (B, L) the last c~, where there was one for a response of this length
+    current: Tensor | None = None  # (B, L) the tokens that `Prediction.current` speaks of; None: those on the canvas
 
     @property
     def apart(self) -> bool:
@@ -50,13 +51,19 @@ class Prediction:
     entropy: Tensor | Any = None  # in nats
     certainty: Tensor | Any = None  # 1 - entropy / log V
     eot: Tensor | Any = None  # total probability of the end-of-text tokens
-    current: Tensor | Any = None  # probability of the token that stands there now
+    current: Tensor | Any = None  # probability of the token that stands there
     raw: Tensor | Any = None  # p before the token rule adjusted the logits
     gap: Tensor | Any = None  # the two largest logits' difference, of tokens that can be written
     divergence: Tensor | Any = None  # KL(p || the p read there before), in nats
     read: Tensor | Any = None  # (B, L) bool: slots this forward read, where a session answers fewer than were asked
     top_ids: Tensor | Any = None  # (B, L, TOP) best candidates
     top_p: Tensor | Any = None  # (B, L, TOP)
+
+    def where(self, rows: Tensor, other: Prediction) -> Prediction:
+        """The other prediction in `rows` (B, 1) bool, this one in the rest."""
+        both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        at = {2: rows, 3: rows[..., None]}
+        return Prediction(**{k: torch.where(at[a.dim()], b, a) for k, (a, b) in both.items() if a is not None and b is not None})
 
 
 class Denoiser(Protocol):
@@ -176,7 +183,8 @@ class Reader:
         if "eot" in self.needs:
             out["eot"] = (logits[:, list(vocab.eot_ids)] - log_z).exp().sum(-1)
         if "current" in self.needs:
-            now = ask.canvas.response[rows, slots][:, None]
+            tokens = ask.canvas.response if ask.current is None else ask.current
+            now = tokens[rows, slots][:, None]
             out["current"] = (logits.gather(-1, now) - log_z).exp().squeeze(-1)
         if "top" in self.needs:
             best, out["top_ids"] = logits.topk(min(TOP, logits.shape[-1]), dim=-1)

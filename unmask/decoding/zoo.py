@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from unmask.decoding.algorithm import Strategy, SuffixAnchor
 from unmask.decoding.rules.confidence import NegativeEntropy
+from unmask.decoding.rules.focus import Behind
 from unmask.decoding.rules.modifiers import DampEOT, Jitter
-from unmask.decoding.rules.readiness import Hierarchy, Leap, Levels, Spaced, Stable
-from unmask.decoding.rules.revising import EarlyAnswer, FillEOT
+from unmask.decoding.rules.readiness import AboveMean, Hierarchy, Leap, Levels, Spaced, Stable, Wide
+from unmask.decoding.rules.revising import Backtrack, EarlyAnswer, FillEOT, Refine, Replace, Verify
 from unmask.decoding.rules.schedules import Fixed
-from unmask.decoding.rules.selection import DynamicThreshold, EntropyBound, EntropyThreshold, Threshold
-from unmask.decoding.rules.tokens import Credit
+from unmask.decoding.rules.selection import DynamicThreshold, EntropyBound, EntropyThreshold, Everything, Threshold
+from unmask.decoding.rules.tokens import Credit, EndPenalty
 
 ZOO: dict[str, Strategy] = {
     # ready when stable
@@ -29,6 +30,14 @@ ZOO: dict[str, Strategy] = {
     "dus-binary": Strategy(select=Levels("binary"), block=32, pace=1),
     "eb-spaced": Strategy(confidence=NegativeEntropy(), select=Spaced(EntropyBound(0.1)), block=32, pace=1),
     "threshold-spaced": Strategy(select=Spaced(Threshold(0.9)), block=32, pace=1),
+    # revoke: what was decoded may be opened or replaced again
+    "wino": Strategy(select=Wide(), revise=(Verify(),), block=128, pace=1),
+    "rcr": Strategy(select=Everything(), revise=(Refine(),), focus=Behind(), block=32),
+    "saber": Strategy(select=AboveMean(), revise=(Backtrack(),), focus=Behind(), block=64, pace=1),
+    "saber-dream": Strategy(
+        read=EndPenalty(), select=AboveMean(first=True), revise=(Backtrack(by="current"),), pace=1
+    ),
+    "core": Strategy(revise=(Replace(),), pace=1),
     # small rules
     "dynamic-threshold": Strategy(select=DynamicThreshold(0.9), block=32, pace=1),
     "entropy-threshold": Strategy(confidence=NegativeEntropy(), select=EntropyThreshold(0.5), block=32, pace=1),

@@ -114,8 +114,8 @@ class Remembers(Protocol):
         """What it keeps before the first forward: (B,) or (B, L, ...) each."""
         ...
 
-    def remember(self, step: Step, chosen: Tensor) -> dict[str, Tensor]:
-        """The same after a step, which still shows what was kept before it."""
+    def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
+        """The same after a step, which still shows what was kept before it; `canvas` has the chosen slots filled."""
         ...
 
 

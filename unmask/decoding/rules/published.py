@@ -14,7 +14,7 @@ from torch import Tensor
 from unmask.decoding.rules import Reviser, SelectionRule
 from unmask.decoding.rules.focus import slots
 from unmask.decoding.rules.readiness import Levels
-from unmask.decoding.rules.revising import EarlyAnswer, FillEOT
+from unmask.decoding.rules.revising import EarlyAnswer, FillEOT, Replace, lowest, settled
 from unmask.decoding.rules.schedules import Timesteps
 from unmask.decoding.rules.selection import Threshold
 from unmask.decoding.rules.tokens import Gumbel
@@ -177,7 +177,7 @@ class Unrolled(Reviser):
     def memory(self, canvas: Canvas) -> dict[str, Tensor]:
         return {"unrolled": torch.zeros(canvas.rows, dtype=torch.long, device=canvas.ids.device)}  # forwards left of a round
 
-    def remember(self, step: Step, chosen: Tensor) -> dict[str, Tensor]:
+    def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
         left = step.canvas.memory["unrolled"]
         fresh = (step.eligible.sum() // self.tokens).clamp(1, self.most)
         return {"unrolled": torch.where(left > 0, left, fresh) - 1}
@@ -194,3 +194,48 @@ class Unrolled(Reviser):
 
     def extra(self, n: int, steps: int) -> int:
         return self.most
+
+
+@dataclass(frozen=True)
+class Hollow(Reviser):
+    """A block makes all its forwards, also those that can decode nothing (RCR)."""
+
+    def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
+        full = not bool((canvas.masked & step.inside).any())
+        return (canvas, canvas.real) if full and step.index + len(step.looks) < step.steps - 1 else None
+
+    def __call__(self, step: Step, canvas: Canvas) -> Canvas:
+        return canvas
+
+    def extra(self, n: int, steps: int) -> int:
+        return steps
+
+
+@dataclass(frozen=True)
+class HollowReplace(Replace):
+    """CORE as published: a block makes all its forwards, and verifies in those that can decode nothing, too."""
+
+    def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
+        if (look := super().asks(step, canvas)) is not None or bool((canvas.masked & step.inside).any()):
+            return look
+        index, seen, looks = step.index, step.seen, list(step.looks)
+        if looks and self.due(step):
+            looks.pop(0)
+        while index < step.steps - 1:  # walk through what was looked at, to what comes next
+            index += 1
+            if not looks:
+                return canvas, canvas.real
+            seen = looks.pop(0)
+            past = replace(step, canvas=canvas, index=index, seen=seen)
+            if self.due(past) and bool((where := self.doubted(past)).any()):
+                if not looks:
+                    return canvas.clear(where), where
+                looks.pop(0)
+        return None
+
+    def doubted(self, step: Step) -> Tensor:
+        where = settled(step, step.canvas) & (slots(step.canvas) < step.window.stop - self.spare)
+        return lowest(where, step.seen.margin, torch.full_like(step.opened, self.m))
+
+    def __call__(self, step: Step, canvas: Canvas) -> Canvas:
+        return super().__call__(replace(step, looks=step.looks[:1] if self.due(step) else ()), canvas)

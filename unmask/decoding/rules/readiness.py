@@ -60,7 +60,7 @@ class Stable:
     def memory(self, canvas: Canvas) -> dict[str, Tensor]:
         return {"calm": torch.zeros_like(canvas.when)}  # forwards in a row with a divergence below kl
 
-    def remember(self, step: Step, chosen: Tensor) -> dict[str, Tensor]:
+    def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
         return {"calm": self.calm(step)}
 
     def calm(self, step: Step) -> Tensor:  # (B, L)
@@ -212,6 +212,61 @@ class Spaced:
                     kept.append(slot)
             out[row, kept] = True
         return out
+
+    def bound(self, n: int, steps: int) -> int:
+        return n
+
+
+@dataclass(frozen=True)
+class Wide:
+    """WINO's draft: all with c~ > tau, but at most `share` of the masks in view (no less than `least`, no more than `most`);
+    where none passes, the best. Bold, since what it gets wrong is taken back: goes with Verify."""
+
+    tau: float = 0.6
+    share: float = 0.7
+    least: int = 5
+    most: int = 20
+
+    def __post_init__(self) -> None:
+        unit(tau=self.tau, share=self.share)
+        if not 1 <= self.least <= self.most:
+            raise UserError(f"least and most are whole numbers with 1 <= least <= most, not {self.least} and {self.most}")
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        sure = prefer(step) & (score > self.tau)
+        cap = (self.share * step.eligible.sum(1).double()).long().clamp(self.least, self.most)
+        return best(step, score, torch.minimum(sure.sum(1), cap).clamp(min=1))
+
+    def bound(self, n: int, steps: int) -> int:
+        return n
+
+
+@dataclass(frozen=True)
+class AboveMean:
+    """Saber: all slots surer than what was decoded so far, c~ > the mean score at commit over all slots ever decoded (1 where
+    there is none); at least the n best. `first`: a slot's first commit counts, not its last (Dream's variant)."""
+
+    n: int = 2
+    first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise UserError(f"n is at least 1, not {self.n}")
+
+    def memory(self, canvas: Canvas) -> dict[str, Tensor]:
+        return {"commits": torch.zeros_like(canvas.settled)}  # 0 where there was none
+
+    def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
+        before = step.canvas.memory["commits"]
+        new = canvas.when == step.forward
+        return {"commits": torch.where(new & (before == 0) if self.first else new, canvas.settled, before)}
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        commits = step.canvas.memory["commits"] * step.inside
+        ever = (commits != 0).sum(1)
+        tau = torch.where(ever > 0, commits.sum(1) / ever.clamp(min=1), 1.0)
+        sure = prefer(step) & (score > tau[:, None])
+        return torch.where(sure.sum(1, keepdim=True) < self.n, best(step, score, torch.full_like(step.opened, self.n)), sure)
 
     def bound(self, n: int, steps: int) -> int:
         return n

@@ -54,6 +54,17 @@ def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Everything:
+    """All slots in view at once; goes with a rule that opens most of them again."""
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        return step.eligible
+
+    def bound(self, n: int, steps: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
 class Quota:
     """As many of the best as the schedule says."""
 
