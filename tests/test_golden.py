@@ -257,7 +257,7 @@ def test_zoo(record: dict) -> None:
     canvas = Canvas.blank(prompts, len(wanted[0][0]) - len(record["prompt_ids"][0]), Vocab(record["mask_id"], eot))
     for slot, token in ours.pinned.items():
         canvas = canvas.pin([token], slot)
-    session, made = chain(model, **ours.chain).begin(canvas), []
+    session, made = ours.wrap(model).begin(canvas), []
 
     class Recording:
         def logits(self, ask, rows, slots):

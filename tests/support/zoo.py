@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unmask.decoding.algorithm import Strategy
-from unmask.decoding.rules import focus, published, readiness, revising, schedules, selection, tokens
+from unmask.decoding.rules import focus, lengths, published, readiness, revising, schedules, selection, tokens
 from unmask.decoding.rules.confidence import NegativeEntropy, TopMargin
+from unmask.models.denoisers import Plain, PublishedGuided
 
 
 @dataclass
 class Plan:
     strategy: Strategy
     steps: int | None = None
-    chain: dict[str, Any] = field(default_factory=dict)  # wrappers of the denoiser
+    wrap: Callable[[Any], Any] = Plain  # what makes logits of the module
     pinned: dict[int, int] = field(default_factory=dict)  # tokens written beforehand, by slot
 
 
@@ -123,7 +125,58 @@ def core(p: dict, length: int, size: int, record: dict) -> Plan:
     return Plan(replace(s, confidence=TopMargin()) if p["base_masking"] == "margin" else s, p["steps"])
 
 
+def adablock(p: dict, length: int, size: int, record: dict) -> Plan:
+    line = math.inf if p["delimiter_threshold"] is None else p["delimiter_threshold"]
+    view = focus.AdaBlock(p["init_block_length"], line, tuple(p["delimiter_ids"]))
+    return Plan(Strategy(select=selection.Threshold(p["threshold"]), focus=view))
+
+
+def dsb(p: dict, length: int, size: int, record: dict) -> Plan:
+    view = focus.Sliding(p["block_length"], None if p["max_block_length"] == -1 else p["max_block_length"])
+    select: Any = selection.Quota(schedules.Across())
+    if p["factor"] is not None:
+        select = selection.Factor(p["factor"])
+    elif p["threshold"] is not None:
+        select = selection.Threshold(p["threshold"])
+    return Plan(Strategy(select=select, focus=view), p["steps"])
+
+
+def dcd(p: dict, length: int, size: int, record: dict) -> Plan:
+    fixed = p["decode_algo"].endswith("fixed")
+    select = selection.Quota(schedules.Fixed(p["decode_param"])) if fixed else selection.Threshold(p["decode_param"])
+    s = Strategy(select=select, revise=(revising.PadEOT(p["pad_id"]),))
+    if p["decode_algo"].startswith("entropy"):
+        s = replace(s, confidence=NegativeEntropy())
+    if p["window_type"] == "static":
+        return Plan(replace(s, revise=(published.PadBlocks(p["pad_id"]),), block=blocks(length, p["block_size"])))
+    kind = published.SharedSliding if len(record["prompt_ids"]) > 1 else focus.Sliding
+    return Plan(replace(s, focus=kind(p["initial_window_length"], p["max_window_length"])))
+
+
+def daedal(p: dict, length: int, size: int, record: dict) -> Plan:
+    kind = published.ExpandTogether if len(record["prompt_ids"]) > 1 else lengths.Expand
+    rule = kind(
+        p["max_gen_length"], p["expansion_factor"], p["eos_confidence_threshold"], p["expand_eos_confidence_threshold"],
+        p["low_conf_threshold"], p["eos_check_tokens"],
+    )  # fmt: skip
+    return Plan(Strategy(select=selection.Threshold(p["high_conf_threshold"]), focus=focus.Frontier(size), revise=(rule,)))
+
+
+def rho_eos(p: dict, length: int, size: int, record: dict) -> Plan:
+    rule = lengths.Density(
+        p["max_gen_length"], p["expansion_factor"], p["low_density_threshold"], p["high_density_threshold"],
+        p["eos_check_tokens"], p["scheduler"],
+    )  # fmt: skip
+    s = Strategy(select=selection.Threshold(p["high_conf_threshold"]), focus=focus.Onward(size), revise=(rule,))
+    return Plan(s, wrap=(lambda module: PublishedGuided(Plain(module), p["cfg_scale"])) if p["cfg_scale"] else Plain)
+
+
 PLANS = {
+    "adablock.generate_adablock": adablock,
+    "dsb.generate_dsb": dsb,
+    "dcd.window_bidirectional_decode": dcd,
+    "daedal.generate": daedal,
+    "rho_eos.generate": rho_eos,
     "wino.decoding_wino": wino,
     "mdpo.diffusion_generate": rcr,
     "saber.generate_with_saber": saber,

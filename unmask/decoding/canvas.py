@@ -22,6 +22,7 @@ class Vocab:
     mask_id: int
     eot_ids: tuple[int, ...] = ()  # the first one is the paper's ∅
     frequency: Tensor | None = field(default=None, repr=False, compare=False)  # (V,) background frequency, for UNCODE
+    newline_ids: tuple[int, ...] = ()  # where a line ends, for AdaBlock
 
     @property
     def pad_id(self) -> int:  # what stands where nobody looks

@@ -10,7 +10,8 @@ from typing import Any
 from unmask.errors import UserError
 
 
-WHOLE = ("at", "base", "history", "k", "n", "radius", "size", "skip", "stride", "tokens")  # settings that count something
+# settings that count something
+WHOLE = ("at", "base", "by", "every", "history", "k", "least", "m", "n", "open", "radius", "size", "skip", "spare", "stride", "tokens", "until", "w")
 
 
 def rules(strategy: Any) -> list[Any]:
@@ -32,6 +33,11 @@ def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
 def remembering(strategy: Any) -> list[Any]:
     """The rules that keep something between steps."""
     return [rule for rule in rules(strategy) if hasattr(rule, "remember")]
+
+
+def longest(strategy: Any, length: int) -> int:
+    """How long a response of this length may become."""
+    return max([length, *(rule.longest(length) for rule in strategy.revise if hasattr(rule, "longest"))])
 
 
 def check(strategy: Any, steps: int, canvas: Any) -> None:

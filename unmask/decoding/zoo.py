@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from unmask.decoding.algorithm import Strategy, SuffixAnchor
 from unmask.decoding.rules.confidence import NegativeEntropy
-from unmask.decoding.rules.focus import Behind
+from unmask.decoding.rules.focus import AdaBlock, Behind, Frontier, Onward, Sliding
+from unmask.decoding.rules.lengths import Density, Expand
 from unmask.decoding.rules.modifiers import DampEOT, Jitter
 from unmask.decoding.rules.readiness import AboveMean, Hierarchy, Leap, Levels, Spaced, Stable, Wide
-from unmask.decoding.rules.revising import Backtrack, EarlyAnswer, FillEOT, Refine, Replace, Verify
+from unmask.decoding.rules.revising import Backtrack, EarlyAnswer, FillEOT, PadEOT, Refine, Replace, Verify
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import DynamicThreshold, EntropyBound, EntropyThreshold, Everything, Threshold
 from unmask.decoding.rules.tokens import Credit, EndPenalty
@@ -38,6 +39,12 @@ ZOO: dict[str, Strategy] = {
         read=EndPenalty(), select=AboveMean(first=True), revise=(Backtrack(by="current"),), pace=1
     ),
     "core": Strategy(revise=(Replace(),), pace=1),
+    # windows that move, responses that grow or are cut
+    "adablock": Strategy(select=Threshold(0.9), focus=AdaBlock(), pace=1),
+    "dsb": Strategy(select=Threshold(0.9), focus=Sliding(), pace=1),
+    "dcd": Strategy(select=Threshold(0.9), focus=Sliding(64), revise=(PadEOT(),), pace=1),
+    "daedal": Strategy(select=Threshold(0.9), focus=Frontier(), revise=(Expand(),), pace=1),
+    "rho-eos": Strategy(select=Threshold(0.9), focus=Onward(), revise=(Density(),), pace=1),
     # small rules
     "dynamic-threshold": Strategy(select=DynamicThreshold(0.9), block=32, pace=1),
     "entropy-threshold": Strategy(confidence=NegativeEntropy(), select=EntropyThreshold(0.5), block=32, pace=1),

@@ -112,9 +112,12 @@ class _Guiding:
     unconditional: Denoiser
     scale: float
 
+    def given(self, canvas: Canvas) -> Tensor:  # (B, L) bool: what the unconditional canvas hides of the response
+        return canvas.fixed
+
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas, mask = ask.canvas, ask.canvas.vocab.mask_id
-        blind = canvas.with_response(canvas.response.masked_fill(canvas.fixed, mask))
+        blind = canvas.with_response(canvas.response.masked_fill(self.given(canvas), mask))
         blind.ids[:, : canvas.start] = mask
         given = self.conditional.logits(ask, rows, slots)
         free = self.unconditional.logits(replace(ask, canvas=blind), rows, slots)
@@ -124,6 +127,25 @@ class _Guiding:
             return un + (self.scale + 1) * (given(part) - un)
 
         return combined
+
+
+@dataclass(frozen=True)
+class PublishedGuided(Guided):
+    """rho-EOS's guidance, for parity with its recordings only: whenever a row changes its length, all that is settled by then
+    counts as given, decoded tokens too."""
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return _Regiving(self.denoiser.begin(canvas), self.denoiser.begin(canvas), self.scale, [])
+
+
+@dataclass(frozen=True)
+class _Regiving(_Guiding):
+    kept: list[tuple[Tensor, Tensor]]  # the last `valid` and what was given then
+
+    def given(self, canvas: Canvas) -> Tensor:
+        if not self.kept or self.kept[0][0] is not canvas.valid:
+            self.kept[:] = [(canvas.valid, ~canvas.masked)]
+        return self.kept[0][1]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from unmask.decoding.rules import Reviser, SelectionRule
-from unmask.decoding.rules.focus import slots
+from unmask.decoding.rules.focus import Sliding, first, slots
+from unmask.decoding.rules.lengths import Expand
 from unmask.decoding.rules.readiness import Levels
-from unmask.decoding.rules.revising import EarlyAnswer, FillEOT, Replace, lowest, settled
+from unmask.decoding.rules.revising import EarlyAnswer, FillEOT, PadEOT, Replace, lowest, settled
 from unmask.decoding.rules.schedules import Timesteps
 from unmask.decoding.rules.selection import Threshold
 from unmask.decoding.rules.tokens import Gumbel
@@ -239,3 +240,46 @@ class HollowReplace(Replace):
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         return super().__call__(replace(step, looks=step.looks[:1] if self.due(step) else ()), canvas)
+
+
+@dataclass(frozen=True)
+class SharedSliding(Sliding):
+    """DCD's rows share one window: its end moves by what the fullest row has decoded, to where the last row ends."""
+
+    def memory(self, canvas: Canvas) -> dict[str, Tensor]:
+        return {"right": torch.full_like(canvas.when[:, 0], self.open)}
+
+    def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
+        return {"right": self.right(step.canvas).expand(canvas.rows)}
+
+    def right(self, canvas: Canvas) -> Tensor:
+        at, old = slots(canvas), canvas.memory["right"].max()
+        most = (canvas.masked & (at < old)).sum(1).max()
+        left = first(canvas.masked).min()
+        ends = first((canvas.response == canvas.vocab.pad_id) & ~canvas.fixed).max()
+        reach = torch.minimum(old + self.open - most, ends)
+        return reach if self.span is None else torch.minimum(reach, left + self.span)
+
+    def __call__(self, step: Step) -> Tensor:
+        return (slots(step.canvas) < self.right(step.canvas)).expand(step.canvas.rows, -1)
+
+
+@dataclass(frozen=True)
+class PadBlocks(PadEOT):
+    """DCD's static window: when a block is full in all rows, a row that has written end-of-text is padded from there on, that
+    token included."""
+
+    def __call__(self, step: Step, canvas: Canvas) -> Canvas:
+        if bool((canvas.masked & step.inside).any()):
+            return canvas
+        end = first((canvas.response == canvas.vocab.pad_id) & ~canvas.fixed)
+        pad = torch.full_like(canvas.response, canvas.vocab.pad_id if self.pad is None else self.pad)
+        return canvas.fill((slots(canvas) >= end) & ~canvas.fixed, pad, step.seen.p, step.forward)
+
+
+@dataclass(frozen=True)
+class ExpandTogether(Expand):
+    """DAEDAL's rows begin to decode together, once all have found their length."""
+
+    def ready(self, sizing: list[bool], grows: list[bool]) -> list[bool]:
+        return [a and not any(grows) for a in sizing]

@@ -88,6 +88,22 @@ class FillEOT(Reviser):
 
 
 @dataclass(frozen=True)
+class PadEOT(Reviser):
+    """DCD: once an end-of-text token is written, every slot behind it becomes padding, settled ones too. `pad` is a token id;
+    None: end-of-text itself."""
+
+    pad: int | None = None
+
+    def __call__(self, step: Step, canvas: Canvas) -> Canvas:
+        end, at = canvas.vocab.pad_id, slots(canvas)
+        now = first((canvas.when == step.forward) & (canvas.response == end))
+        before = first((step.canvas.response == end) & ~canvas.fixed)  # an end written earlier stays
+        where = (at > now) & (at < before) & ~canvas.fixed
+        pad = canvas.vocab.pad_id if self.pad is None else self.pad
+        return canvas.fill(where, torch.full_like(canvas.response, pad), step.seen.p, step.forward)
+
+
+@dataclass(frozen=True)
 class Verify(Reviser):
     """WINO: a token is taken back where the rest of the text, without it, would not have said it.
 
