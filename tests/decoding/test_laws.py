@@ -13,7 +13,6 @@ from support.scripted import Hashed, canvas, decoded, encode, fitted
 import unmask
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.methods import METHODS
-from unmask.decoding.settings import longest
 from unmask.decoding.rules import (
     anchors,
     confidence,
@@ -28,6 +27,7 @@ from unmask.decoding.rules import (
     selection,
     tokens,
 )
+from unmask.decoding.settings import longest
 
 # Any composition works: these stand for all the ways rules can meet.
 COMPOSED = {
@@ -153,7 +153,7 @@ def test_infilled_text_stays(name: str) -> None:
     before = canvas(12).pin([5, 6, 7], 0).pin([8], 9)
     refuses = next((rule for rule in strategy.revise if isinstance(rule, (lengths.Resize, revising.EarlyAnswer))), None)
     if refuses and getattr(refuses, "start", None) is None:
-        with pytest.raises(unmask.UserError, match="length of their own|behind an anchor"):
+        with pytest.raises(unmask.UserError, match=r"length of their own|behind an anchor"):
             decoded(Hashed(), before, strategy, 5)
         return
     after = decoded(Hashed(), before, strategy, 5).canvas

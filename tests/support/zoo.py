@@ -43,9 +43,11 @@ def klass(p: dict, length: int, size: int, record: dict) -> Plan:
     left = {"masks_left", "quirk_masks_left"} & set(record["tags"])
     stable = readiness.Stable(
         p["conf_threshold"], p["kl_threshold"], p["kl_history_length"], p["unmask_strategy"],
-        schedules.Fixed(1) if dream else published.Table() if left else schedules.Even(),
+        schedules.Fixed(1) if dream else published.Table() if p["steps"] < length else schedules.Even(),
     )  # fmt: skip
-    return Plan(Strategy(select=stable, block=blocks(length, size), focus=published.Hurried() if left else None), p["steps"])
+    return Plan(
+        Strategy(select=stable, block=blocks(length, size), focus=published.Hurried() if left else None), p["steps"]
+    )
 
 
 def prophet(p: dict, length: int, size: int, record: dict) -> Plan:
@@ -62,22 +64,39 @@ def prophet(p: dict, length: int, size: int, record: dict) -> Plan:
 
 def dinfer(p: dict, length: int, size: int, record: dict) -> Plan:
     kind = record["decoder"].split(".")[1]
-    select = readiness.Hierarchy(p["threshold"], p["low_threshold"]) if kind == "hierarchy" else selection.Threshold(p["threshold"])
-    read = tokens.Credit(alpha=p["credit_alpha"], gamma=p["boost_gamma"], beta=p["decay_beta"]) if kind == "credit" else tokens.Argmax()
-    end: tuple = (revising.FillEOT(),)
-    view: Any = focus.Frontier(size, aligned=True) if p["start_block_align"] else None
-    if len(record["prompt_ids"]) > 1 and any(record["eos_id"] in row[-length:] for row in record["final_ids"]):
-        end = (published.FillEOTTogether(),)
+    select = (
+        readiness.Hierarchy(p["threshold"], p["low_threshold"])
+        if kind == "hierarchy"
+        else selection.Threshold(p["threshold"])
+    )
+    read = (
+        tokens.Credit(alpha=p["credit_alpha"], gamma=p["boost_gamma"], beta=p["decay_beta"])
+        if kind == "credit"
+        else tokens.Argmax()
+    )
+    s = Strategy(read, select=select, revise=(revising.FillEOT(),), block=blocks(length, size))
+    aligned, batch = p["start_block_align"], len(record["prompt_ids"]) > 1
+    if aligned or not p["early_stop"]:
+        shared = batch or not p["early_stop"]
+        view = published.Together(size, aligned, not p["early_stop"]) if shared else focus.Frontier(size, aligned)
+        s = replace(s, block=None, focus=view)
     if not p["early_stop"]:
-        end, view = (), published.StopAtEOT()
+        s = replace(s, revise=())
+    elif batch and any(record["eos_id"] in row[-length:] for row in record["final_ids"]):
+        s = replace(s, revise=(published.FillEOTTogether(),))
     if hollow(record):
-        end = (*end, published.Unrolled(p["maximum_unroll"], p["expected_tpf"]))
-    return Plan(Strategy(read, select=select, block=None if p["start_block_align"] else blocks(length, size), focus=view, revise=end))
+        s = replace(s, revise=(*s.revise, published.Unrolled(p["maximum_unroll"], p["expected_tpf"])))
+    return Plan(s)
 
 
 def dus(p: dict, length: int, size: int, record: dict) -> Plan:
     if record["decoder"] == "dus.generate_scheduled":
-        rule = readiness.Levels(p["scheduler"], p["base"], p["base_skip"], p["confidence_threshold"] if p["remasking"] == "low_confidence" else 0.0)
+        rule = readiness.Levels(
+            p["scheduler"],
+            p["base"],
+            p["base_skip"],
+            p["confidence_threshold"] if p["remasking"] == "low_confidence" else 0.0,
+        )
         if not {"quirk_masks_left", "quirk_high_entropy"} & set(record["tags"]):
             return Plan(Strategy(select=rule, block=blocks(length, size)))
         if p["remasking"] == "high_entropy":
@@ -98,20 +117,35 @@ def leap(p: dict, length: int, size: int, record: dict) -> Plan:
 
 
 def wino(p: dict, length: int, size: int, record: dict) -> Plan:
-    return Plan(Strategy(select=readiness.Wide(p["threshold"]), revise=(revising.Verify(p["threshold_back"]),), block=blocks(length, size)))
+    return Plan(
+        Strategy(
+            select=readiness.Wide(p["threshold"]),
+            revise=(revising.Verify(p["threshold_back"]),),
+            block=blocks(length, size),
+        )
+    )
 
 
 def rcr(p: dict, length: int, size: int, record: dict) -> Plan:
     confidence = {"entropy": NegativeEntropy(), "topk_margin": TopMargin()}.get(p["conf_alg"])
-    s = Strategy(select=selection.Everything(), revise=(revising.Refine(p["mode"]),), block=blocks(length, size), focus=focus.Behind())
+    s = Strategy(
+        select=selection.Everything(),
+        revise=(revising.Refine(p["mode"]),),
+        block=blocks(length, size),
+        focus=focus.Behind(),
+    )
     s = replace(s, confidence=confidence or s.confidence)
     n = length // size
-    return Plan(replace(s, revise=(*s.revise, published.Hollow())) if hollow(record) else s, max(1, p["steps"] // n) * n)
+    return Plan(
+        replace(s, revise=(*s.revise, published.Hollow())) if hollow(record) else s, max(1, p["steps"] // n) * n
+    )
 
 
 def saber(p: dict, length: int, size: int, record: dict) -> Plan:
     if "n" in p:
-        s = Strategy(select=readiness.AboveMean(p["n"]), revise=(revising.Backtrack(p["n"]),), block=blocks(length, size))
+        s = Strategy(
+            select=readiness.AboveMean(p["n"]), revise=(revising.Backtrack(p["n"]),), block=blocks(length, size)
+        )
         return Plan(replace(s, focus=focus.Behind()))
     s = Strategy(tokens.EndPenalty(weight=p["eos_penalty"], eps=p["eps"]), select=readiness.AboveMean(2, first=True))
     return Plan(replace(s, revise=(revising.Backtrack(2, "current"),)), p["steps"])
@@ -120,7 +154,13 @@ def saber(p: dict, length: int, size: int, record: dict) -> Plan:
 def core(p: dict, length: int, size: int, record: dict) -> Plan:
     kind = published.HollowReplace if p["steps"] // (length // size) > size else revising.Replace
     rule = kind(p["remask_k"], p["revise_every"], p["candidate_m"], p["joint_reeval"])
-    read = tokens.ForbidEOT(every=True) if p["confidence_eos_eot_inf"] else tokens.ForbidEOT() if p["logits_eos_inf"] else tokens.Argmax()
+    read = (
+        tokens.ForbidEOT(every=True)
+        if p["confidence_eos_eot_inf"]
+        else tokens.ForbidEOT()
+        if p["logits_eos_inf"]
+        else tokens.Argmax()
+    )
     s = Strategy(read, revise=(rule,), block=blocks(length, size))
     return Plan(replace(s, confidence=TopMargin()) if p["base_masking"] == "margin" else s, p["steps"])
 
@@ -159,7 +199,9 @@ def daedal(p: dict, length: int, size: int, record: dict) -> Plan:
         p["max_gen_length"], p["expansion_factor"], p["eos_confidence_threshold"], p["expand_eos_confidence_threshold"],
         p["low_conf_threshold"], p["eos_check_tokens"],
     )  # fmt: skip
-    return Plan(Strategy(select=selection.Threshold(p["high_conf_threshold"]), focus=focus.Frontier(size), revise=(rule,)))
+    return Plan(
+        Strategy(select=selection.Threshold(p["high_conf_threshold"]), focus=focus.Frontier(size), revise=(rule,))
+    )
 
 
 def rho_eos(p: dict, length: int, size: int, record: dict) -> Plan:

@@ -121,10 +121,10 @@ def decode(
             if remembering:
                 canvas = canvas.remember({k: v for rule in remembering for k, v in rule.remember(step, canvas).items()})
             for revise in strategy.revise:
-                while (look := revise.asks(step, canvas)) is not None:  # some must look before they judge
-                    ask = Ask(look[0], window, look[1], read, forward, score, step.canvas.response)
-                    step = replace(step, looks=(*step.looks, (yield ask)))
-                    forward, forwards = forward + 1, forwards + ask.where.any(1)
+                while (further := revise.asks(step, canvas)) is not None:  # some must look before they judge
+                    seen = yield Ask(further[0], window, further[1], read, forward, score, step.canvas.response)
+                    step = replace(step, looks=(*step.looks, seen))
+                    forward, forwards = forward + 1, forwards + further[1].any(1)
                 canvas = revise(step, canvas)
             for watcher in watch:
                 watcher(step, score, chosen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -68,14 +68,19 @@ class Prediction:
 
 class Denoiser(Protocol):
     """M_theta opened on one canvas by `begin(canvas)`. `logits` makes one forward and returns them lazily:
-    the callable it gives turns a slice of the asked slots (rows and slots, (n,) each, row by row) into (n, V)."""
+    the callable it gives turns a slice of the asked slots (rows and slots, (n,) each, row by row) into (n, V).
+
+    A session may answer fewer slots than were asked: it then has `reads(ask)`, the (B, L) slots that it will run, and
+    `complete(prediction)`, which adds what it knows of the others. `Prediction.read` says which were read."""
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Callable[[slice], Tensor]: ...
 
 
 def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
     """One forward, read chunk by chunk: the peak does not grow with B x L x V."""
-    rows, slots = ask.where.nonzero(as_tuple=True)
+    reads = getattr(denoiser, "reads", None)
+    where = ask.where if reads is None else reads(ask)
+    rows, slots = where.nonzero(as_tuple=True)
     logits = denoiser.logits(ask, rows, slots)
     parts: list[dict[str, Tensor]] = []
     done, size = 0, max(1, CHUNK // 2**17)  # V is known from the first chunk on; till then, as if it were 131,072
@@ -86,9 +91,10 @@ def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
     whole: dict[str, Tensor] = {}
     for name in parts[0] if parts else ():
         values = torch.cat([part[name] for part in parts])
-        whole[name] = values.new_zeros((*ask.where.shape, *values.shape[1:]))
+        whole[name] = values.new_zeros((*where.shape, *values.shape[1:]))
         whole[name][rows, slots] = values
-    return Prediction(**whole)
+    seen = Prediction(**whole)
+    return seen if reads is None else denoiser.complete(replace(seen, read=where))  # type: ignore[attr-defined]
 
 
 def run(decoding: Generator[Ask, Prediction, Result], denoiser: Denoiser) -> Result:

@@ -10,10 +10,6 @@ from typing import Any
 from unmask.errors import UserError
 
 
-# settings that count something
-WHOLE = ("at", "base", "by", "every", "history", "k", "least", "m", "n", "open", "radius", "size", "skip", "spare", "stride", "tokens", "until", "w")
-
-
 def rules(strategy: Any) -> list[Any]:
     """Every rule of the strategy, also those inside a rule (a schedule in a Quota)."""
     found, queue = [], [strategy]
@@ -63,7 +59,7 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     for name, value in settings.items():
         name = f"{name}_" if name == "lambda" else name  # a word Python keeps for itself
         if name in {f.name for f in fields(strategy)}:
-            strategy = replace(strategy, **{name: fitting(name, getattr(strategy, name), value)})
+            strategy = replace(strategy, **{name: fitting(strategy, name, value)})
             continue
         owners = {type(rule).__name__ for rule in rules(strategy) if name in {f.name for f in fields(rule)}}
         if not owners:
@@ -106,7 +102,7 @@ def _set(value: Any, owner: str, name: str, new: Any) -> Any:
         return value
     inside = {f.name: _set(getattr(value, f.name), owner, name, new) for f in fields(value)}
     if type(value).__name__ == owner:
-        inside[name] = fitting(name, getattr(value, name), new)
+        inside[name] = fitting(value, name, new)
     return replace(value, **inside)
 
 
@@ -114,16 +110,19 @@ def simple(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
-def fitting(name: str, old: Any, new: Any) -> Any:
+def fitting(owner: Any, name: str, new: Any) -> Any:
     """The new value, if it is of the old one's kind: a rule for a rule, a number for a number, text for text."""
+    old, kind = getattr(owner, name), next(str(f.type) for f in fields(owner) if f.name == name)
     if isinstance(old, str):
         return str(new)
     number = isinstance(new, (int, float)) and not isinstance(new, bool)
-    if name in ("block", "rounds") and not (new is None or type(new) is int):
+    if kind == "int | None" and not (new is None or type(new) is int):
         raise UserError(f"{name} is a whole number or None, not {new!r}")
-    if simple(old) and not number:
+    if kind == "float | None" and not (new is None or number):
+        raise UserError(f"{name} is a number or None, not {new!r}")
+    if simple(old) and not number and "None" not in kind:
         raise UserError(f"{name} is a number, not {new!r}")
-    if name in WHOLE and type(new) is not int:
+    if kind == "int" and type(new) is not int:
         raise UserError(f"{name} is a whole number, not {new!r}")
     if (is_dataclass(old) or isinstance(old, tuple)) and not (is_dataclass(new) or isinstance(new, (tuple, list))):
         raise UserError(f"{name} is a rule or a list of them, not {new!r}: build this Strategy in Python")

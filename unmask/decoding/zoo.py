@@ -5,8 +5,6 @@ A method is data, and so is what is known of it: `ABOUT` has an entry for every 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from unmask.decoding.algorithm import Strategy, SuffixAnchor
 from unmask.decoding.rules.confidence import NegativeEntropy
 from unmask.decoding.rules.focus import AdaBlock, Behind, Frontier, Onward, Sliding
@@ -35,9 +33,7 @@ ZOO: dict[str, Strategy] = {
     "wino": Strategy(select=Wide(), revise=(Verify(),), block=128, pace=1),
     "rcr": Strategy(select=Everything(), revise=(Refine(),), focus=Behind(), block=32),
     "saber": Strategy(select=AboveMean(), revise=(Backtrack(),), focus=Behind(), block=64, pace=1),
-    "saber-dream": Strategy(
-        read=EndPenalty(), select=AboveMean(first=True), revise=(Backtrack(by="current"),), pace=1
-    ),
+    "saber-dream": Strategy(read=EndPenalty(), select=AboveMean(first=True), revise=(Backtrack(by="current"),), pace=1),
     "core": Strategy(revise=(Replace(),), pace=1),
     # windows that move, responses that grow or are cut
     "adablock": Strategy(select=Threshold(0.9), focus=AdaBlock(), pace=1),

@@ -44,10 +44,16 @@ class Frontier:
     def check(self, strategy: object, canvas: Canvas) -> None:
         whole(strategy, self)
 
+    def before(self, canvas: Canvas) -> Tensor | int:  # (B, 1)
+        """Slots of the prompt that belong to the first block."""
+        return canvas.valid[:, : canvas.start].sum(1, keepdim=True) % self.size if self.aligned else 0
+
+    def block(self, canvas: Canvas) -> Tensor:  # (B, L) or (1, L): which block a slot is in
+        return (slots(canvas)[None] + self.before(canvas)) // self.size
+
     def __call__(self, step: Step) -> Tensor:
-        canvas, at = step.canvas, slots(step.canvas)
-        before = canvas.valid[:, : canvas.start].sum(1, keepdim=True) % self.size if self.aligned else 0
-        return (at + before) // self.size == (first(canvas.masked) + before) // self.size
+        now = (first(step.canvas.masked) + self.before(step.canvas)) // self.size
+        return self.block(step.canvas) == now
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,9 @@ def arranged(canvas: Canvas, rows: Sequence[Sequence[int]]) -> Canvas:
     Everything known of a slot moves with it. Shorter rows are padded on the right, where nothing is valid.
     """
     length, device = max(map(len, rows)), canvas.ids.device
-    source = torch.tensor([[*row, *[-2] * (length - len(row))] for row in rows], device=device)  # (B, L'); -2: behind the end
+    source = torch.tensor(
+        [[*row, *[-2] * (length - len(row))] for row in rows], device=device
+    )  # (B, L'); -2: behind the end
 
     def moved(values: Tensor, new: Any, behind: Any) -> Tensor:  # (B, L, ...) -> (B, L', ...)
         at = source.view(*source.shape, *[1] * (values.dim() - 2))
@@ -68,9 +69,13 @@ class Resize(Reviser):
     def check(self, strategy: object, canvas: Canvas) -> None:
         whole(strategy, self)
         if bool((canvas.fixed & ~canvas.anchors).any()):
-            raise UserError("a response that changes its length cannot be infilled text or a template: they have a length of their own")
+            raise UserError(
+                "a response that changes its length cannot be infilled text or a template: they have a length of their own"
+            )
         if self.longest(canvas.length) < canvas.length:
-            raise UserError(f"most is the longest a response may become: {self.most} is less than the {canvas.length} it begins with")
+            raise UserError(
+                f"most is the longest a response may become: {self.most} is less than the {canvas.length} it begins with"
+            )
 
     def longest(self, length: int) -> int:
         return 4 * length if self.most is None else self.most
@@ -97,11 +102,12 @@ def _rows(canvas: Canvas) -> list[list[int]]:
 
 def _end(canvas: Canvas, r: int, row: list[int]) -> int:
     """Where row r grows and is cut: before its last anchor, or at its end."""
-    anchors, at = canvas.anchors[r].tolist(), len(row)
+    anchors = canvas.anchors[r].tolist()
     held = [j for j, slot in enumerate(row) if slot >= 0 and anchors[slot]]
-    while held and held[-1] == at - 1 or (held and at == len(row)):
-        at = held.pop()
-    return at
+    end = held[-1] if held else len(row)
+    while end - 1 in held:
+        end -= 1
+    return end
 
 
 def _cut(canvas: Canvas, r: int, row: list[int], n: int) -> list[int]:
@@ -151,24 +157,25 @@ class Expand(Resize):
         grows = [sizing[r] and e[r] < self.enough and len(row) < most for r, row in enumerate(rows)]
         ready = self.ready(sizing, grows)
         left = (canvas.masked & step.inside).tolist()
-        p, alive, ends = step.seen.p.tolist(), live.tolist(), torch.zeros(len(rows), dtype=torch.long)
+        p, alive, ends = step.seen.p.tolist(), live.tolist(), [0] * len(rows)
         for r, row in enumerate(rows):
             if grows[r]:
                 rows[r] = _grown(canvas, r, row, min(self.by, most - len(row)))
             elif ready[r] and not bool(canvas.anchors[r].any()):
                 ends[r] = min(self.w // 2, most - len(row))
-                rows[r] = row + [-1] * int(ends[r])
+                rows[r] = row + [-1] * ends[r]
             elif alive[r] and not sizing[r] and e[r] < self.more and len(row) < most:
                 open_ = [i for i in row if left[r][i]]
                 if open_ and p[r][at := min(open_, key=lambda i: p[r][i])] < self.low:
                     longer = [*row[: at + 1], *[-1] * (self.by - 1), *row[at + 1 :]]
                     rows[r] = _cut(canvas, r, longer, max(0, len(longer) - most))
-        sizes = torch.tensor([len(row) for row in rows], device=canvas.ids.device)[:, None]
-        canvas = self.resized(canvas, rows).remember({"sizing": canvas.memory["sizing"] & ~torch.tensor(ready, device=sizes.device)})
-        at = torch.arange(canvas.length, device=sizes.device)
-        behind = (at >= sizes - ends.to(sizes.device)[:, None]) & (at < sizes)
-        full = torch.full_like(canvas.response, canvas.vocab.pad_id)
-        return canvas.fill(behind, full, torch.ones_like(canvas.settled), step.forward)
+        still = canvas.memory["sizing"] & ~torch.tensor(ready, device=canvas.ids.device)
+        canvas = self.resized(canvas, rows).remember({"sizing": still})
+        behind = torch.zeros_like(canvas.masked)
+        for r, row in enumerate(rows):
+            behind[r, len(row) - ends[r] : len(row)] = True
+        end = torch.full_like(canvas.response, canvas.vocab.pad_id)
+        return canvas.fill(behind, end, torch.ones_like(canvas.settled), step.forward)
 
     def extra(self, n: int, steps: int) -> int:
         return 2 * self.longest(n) + self.by
@@ -187,7 +194,7 @@ class Density(Resize):
     low: float = 0.4
     high: float = 0.6
     w: int = 32
-    pace: str = "exp"
+    curve: str = "exp"
     until: int = 64
 
     def __post_init__(self) -> None:
@@ -196,8 +203,8 @@ class Density(Resize):
             raise UserError(f"low is at most high, not {self.low} and {self.high}")
         if self.by < 1 or self.w < 1 or self.until < 0:
             raise UserError("by and w are at least 1, and until at least 0")
-        if self.pace not in ("const", "linear", "exp"):
-            raise UserError(f"pace is const, linear or exp, not {self.pace!r}")
+        if self.curve not in ("const", "linear", "exp"):
+            raise UserError(f"curve is const, linear or exp, not {self.curve!r}")
 
     def memory(self, canvas: Canvas) -> dict[str, Tensor]:
         return {**super().memory(canvas), "frozen": torch.zeros_like(canvas.fixed[:, 0])}
@@ -208,7 +215,7 @@ class Density(Resize):
 
     def slots(self, gap: Tensor) -> int:
         s = int(((gap + 1e-12) / 0.1).ceil())
-        return self.by * min(8, {"const": 1, "linear": s, "exp": 2 ** (s - 1) if s else 0}[self.pace])
+        return self.by * min(8, {"const": 1, "linear": s, "exp": 2 ** (s - 1) if s else 0}[self.curve])
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         if step.index >= self.until:

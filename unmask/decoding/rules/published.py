@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.decoding.rules import Reviser, SelectionRule
-from unmask.decoding.rules.focus import Sliding, first, slots
+from unmask.decoding.rules.focus import Frontier, Sliding, first, slots
 from unmask.decoding.rules.lengths import Expand
 from unmask.decoding.rules.readiness import Levels
 from unmask.decoding.rules.revising import EarlyAnswer, FillEOT, PadEOT, Replace, lowest, settled
@@ -158,14 +158,17 @@ class FillEOTTogether(FillEOT):
 
 
 @dataclass(frozen=True)
-class StopAtEOT:
-    """dInfer with early_stop off: it stops all the same once every row's block holds end-of-text, and leaves masks behind."""
+class Together(Frontier):
+    """dInfer's blocks: a row that has filled one waits for the others. `stop` (early_stop off): once every row has written
+    end-of-text in a block behind, it stops all the same and leaves masks in the others."""
+
+    stop: bool = False
 
     def __call__(self, step: Step) -> Tensor:
-        at, canvas = slots(step.canvas), step.canvas
-        here = (at >= step.window.start) & (at < step.window.stop)
-        before = (canvas.response == canvas.vocab.pad_id) & (at < step.window.start)
-        return here.expand(canvas.rows, -1) & ~before.any(1).all()
+        canvas, block = step.canvas, self.block(step.canvas)
+        now = (first(canvas.masked) + self.before(canvas)).min() // self.size
+        ended = ((canvas.response == canvas.vocab.pad_id) & (block < now)).any(1).all() & self.stop
+        return (block == now) & ~ended
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ class Stable:
     history: int = 2
     pick: str = "all"
     schedule: Schedule = Even()
-    needs: ClassVar = frozenset({"divergence", "beyond"})  # rest is watched at every masked slot, not in the block alone
+    needs: ClassVar = frozenset(
+        {"divergence", "beyond"}
+    )  # rest is watched at every masked slot, not in the block alone
 
     def __post_init__(self) -> None:
         unit(tau=self.tau)
@@ -206,7 +208,8 @@ class Spaced:
         masks, size = step.eligible.sum(1).tolist(), step.window.stop - step.window.start
         out = torch.zeros_like(chosen)
         for row, order in enumerate(rank(step, score).tolist()):
-            gap, wanted, kept = max(2, masks[row] * self.stride // size), chosen[row].tolist(), []
+            gap, wanted = max(2, masks[row] * self.stride // size), chosen[row].tolist()
+            kept: list[int] = []
             for slot in order:
                 if wanted[slot] and all(abs(slot - other) >= gap for other in kept):
                     kept.append(slot)
@@ -230,7 +233,9 @@ class Wide:
     def __post_init__(self) -> None:
         unit(tau=self.tau, share=self.share)
         if not 1 <= self.least <= self.most:
-            raise UserError(f"least and most are whole numbers with 1 <= least <= most, not {self.least} and {self.most}")
+            raise UserError(
+                f"least and most are whole numbers with 1 <= least <= most, not {self.least} and {self.most}"
+            )
 
     def __call__(self, step: Step, score: Tensor) -> Tensor:
         sure = prefer(step) & (score > self.tau)
@@ -266,7 +271,9 @@ class AboveMean:
         ever = (commits != 0).sum(1)
         tau = torch.where(ever > 0, commits.sum(1) / ever.clamp(min=1), 1.0)
         sure = prefer(step) & (score > tau[:, None])
-        return torch.where(sure.sum(1, keepdim=True) < self.n, best(step, score, torch.full_like(step.opened, self.n)), sure)
+        return torch.where(
+            sure.sum(1, keepdim=True) < self.n, best(step, score, torch.full_like(step.opened, self.n)), sure
+        )
 
     def bound(self, n: int, steps: int) -> int:
         return n

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def lowest(where: Tensor, value: Tensor, k: Tensor) -> Tensor:
     """(B, L) bool: the k (B,) slots of `where` with the smallest value in every row, the leftmost of equals."""
-    order = value.masked_fill(~where, torch.inf).sort(dim=1, stable=True).indices
+    order = value.sort(dim=1, stable=True).indices
+    order = order.gather(1, (~where).gather(1, order).long().sort(dim=1, stable=True).indices)  # `where` first
     low = torch.arange(value.shape[1], device=value.device) < k[:, None]
     return torch.zeros_like(where).scatter(1, order, low) & where
 
@@ -54,7 +55,9 @@ class EarlyAnswer(Reviser):
 
     def check(self, strategy: object, canvas: Canvas) -> None:
         if self.start is None and not bool(canvas.anchors.any(1).all()):
-            raise UserError("an early answer is looked for behind an anchor: add anchors=(SuffixAnchor(),), or say at which slot it begins")
+            raise UserError(
+                "an early answer is looked for behind an anchor: add anchors=(SuffixAnchor(),), or say at which slot it begins"
+            )
 
     def begins(self, canvas: Canvas) -> Tensor:  # (B, 1)
         if self.start is not None:
@@ -64,7 +67,9 @@ class EarlyAnswer(Reviser):
     def clear(self, step: Step, canvas: Canvas) -> Tensor:  # (B, 1) bool
         at, begins = slots(canvas), self.begins(canvas)
         answer = (at >= begins) & (at < begins + self.n) & canvas.real  # (B, L)
-        gap = (step.seen.gap * answer).sum(1, keepdim=True) / answer.sum(1, keepdim=True)  # NaN, so never, without a slot
+        gap = (step.seen.gap * answer).sum(1, keepdim=True) / answer.sum(
+            1, keepdim=True
+        )  # NaN, so never, without a slot
         done = (step.forward + 1) / step.budget
         return gap >= (self.early if done < 0.33 else self.mid if done < 0.67 else self.late)
 
@@ -199,7 +204,9 @@ class Backtrack(Reviser):
         return frozenset({"everywhere", *(("current", "raw") if self.by == "current" else ())})
 
     def memory(self, canvas: Canvas) -> dict[str, Tensor]:
-        return {"last": torch.full_like(canvas.settled, -torch.inf)}  # c one forward before; slots new in view have gained most
+        return {
+            "last": torch.full_like(canvas.settled, -torch.inf)
+        }  # c one forward before; slots new in view have gained most
 
     def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
         seen = step.inside & step.eligible.any(1, keepdim=True)
