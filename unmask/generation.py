@@ -17,6 +17,7 @@ from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
 from unmask.decoding.reading import run
 from unmask.decoding.rules.tokens import Argmax, Gumbel
+from unmask.decoding.settings import longest
 from unmask.errors import UserError
 from unmask.models import Messages, Model
 from unmask.models.images import opened
@@ -106,8 +107,8 @@ def generations(
     seeds = [seed + i for i in range(len(encoded))] if isinstance(seed, int) else list(seed)
     if len(seeds) != len(encoded):
         raise UserError(f"{len(seeds)} seeds were given for {len(encoded)} samples")
-    if model.context and (most := max(map(len, encoded)) + length) > model.context:
-        raise UserError(f"prompt and response take {most} tokens; {model.name} was made for {model.context}")
+    if model.context and (most := max(map(len, encoded)) + longest(strategy, length)) > model.context:
+        raise UserError(f"prompt and response take {'up to ' * (longest(strategy, length) > length)}{most} tokens; {model.name} was made for {model.context}")
     if steps is not None and steps > length:
         warnings.warn(f"{steps} steps for {length} tokens: at most {length} of them have something to do", stacklevel=3)
     for first in range(0, len(encoded), batch):
@@ -120,12 +121,13 @@ def generations(
         canvas = strategy.prepare(canvas, model.tokens)
         done = _run(model, denoiser, canvas, strategy, steps, seeds[some], watch)
         seconds = (time.perf_counter() - begun) / canvas.rows
-        ids, when = done.canvas.response, done.canvas.when
-        first_end = (ids == (model.vocab.eot_ids or (-1,))[0]).float().mean(1)
-        any_end = torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)).float().mean(1)
+        ids, when, real = done.canvas.response, done.canvas.when, done.canvas.real  # rows may have come to different lengths
+        first_end = ((ids == (model.vocab.eot_ids or (-1,))[0]) & real).sum(1) / real.sum(1)
+        any_end = (torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)) & real).sum(1) / real.sum(1)
         for row in range(canvas.rows):
             yield Generation(
-                text=cut(model.text(ids[row]), stop), tokens=ids[row].tolist(), order=when[row].tolist(),
+                text=cut(model.text(ids[row][real[row]]), stop),
+                tokens=ids[row][real[row]].tolist(), order=when[row][real[row]].tolist(),
                 forwards=int(done.forwards[row]), tie_rate=int(done.ties[row]) / max(1, int(done.chosen[row])),
                 eot_ratio=float(first_end[row]), eot_ratio_all=float(any_end[row]),
                 steps=steps or max(1, round(strategy.pace * length)), seed=seeds[first + row], seconds=seconds,

@@ -127,7 +127,7 @@ def decode(
                     forward, forwards = forward + 1, forwards + further[1].any(1)
                 canvas = revise(step, canvas)
             for watcher in watch:
-                watcher(step, score, chosen)
+                watcher(replace(step, after=canvas), score, chosen)
             ties, total = ties + tied(step, score, chosen), total + chosen.sum(1)
             if canvas.length != step.canvas.length:  # a method that resizes has one window, all of the response
                 window, score = slice(0, canvas.length), None

@@ -32,6 +32,7 @@ class Step:
     seen: Prediction = Prediction()
     reopened: Tensor | None = None  # (B, L) bool: what remasking opened again in this iteration
     base: Tensor | Any = None  # (B, L) the confidence before any modifier; set for the watchers
+    after: Canvas | Any = None  # the canvas this iteration leaves; set for the watchers
     looks: tuple[Prediction, ...] = ()  # what the revising rules asked for beyond `seen`
 
     @cached_property

@@ -131,7 +131,8 @@ def wrap(
 ) -> Model:
     """Any module whose forward(input_ids, attention_mask) gives `.logits`; `shift` when they are next-token aligned.
     `frequency` (V,) is what UNCODE needs."""
-    return Model(type(module).__name__, module.eval(), tokenizer, Vocab(mask_id, tuple(eot_ids), frequency), shift)
+    vocab = Vocab(mask_id, tuple(eot_ids), frequency, _newlines(tokenizer))
+    return Model(type(module).__name__, module.eval(), tokenizer, vocab, shift)
 
 
 def load(
@@ -179,7 +180,8 @@ def load(
         module = module.to(device)
     tokenizer = _tokenizer(where, config)
     module.eval().requires_grad_(False)
-    vocab = Vocab(module.config.mask_token_id, _ends(module.config, tokenizer), _frequencies(where, frequencies, module))
+    table = _frequencies(where, frequencies, module)
+    vocab = Vocab(module.config.mask_token_id, _ends(module.config, tokenizer), table, _newlines(tokenizer))
     fitted = Path(adapter) if adapter is not None else None
     return getattr(cls, "facade", Model)(str(name), module, tokenizer, vocab, path=where, adapter=fitted)
 
@@ -279,6 +281,12 @@ def _ends(config: Any, tokenizer: Any) -> tuple[int, ...]:
     ids += [known[token] for token in ENDS if token in known]
     ids += getattr(config, "rainbow_ids", None) or []
     return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
+def _newlines(tokenizer: Any) -> tuple[int, ...]:
+    """The token that ends a line, where the tokenizer has one."""
+    ids = tokenizer("\n", add_special_tokens=False)["input_ids"] if callable(tokenizer) else []
+    return tuple(ids) if len(ids) == 1 and ids[0] != getattr(tokenizer, "unk_token_id", None) else ()
 
 
 def _frequencies(where: Path, given: str | Path | None, module: Any) -> Tensor | None:

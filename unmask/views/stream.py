@@ -9,19 +9,21 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from unmask.decoding.reading import Prediction
 from unmask.decoding.step import Step
 from unmask.generation import cut
 from unmask.models import Model
 
 
 class Stream:
-    """Writes the first row's text as it settles: the longest beginning without a mask. With remasking, only at the end."""
+    """Writes the first row's text as it settles: the longest beginning without a mask. Where settled text may still change,
+    only at the end."""
 
     def __init__(self, model: Model, out: TextIO, stop: Sequence[str] = ()):
         self.model, self.out, self.stop, self.written = model, out, stop, ""
 
     def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
-        if step.strategy.remask:
+        if step.strategy.remask or step.strategy.revise:
             return
         response = torch.where(chosen, step.seen.token, step.canvas.response)[0]
         masks = (response == step.canvas.vocab.mask_id).nonzero()
@@ -60,7 +62,23 @@ class NearTies:
         lowest = score.masked_fill(~chosen, torch.inf).amin(1)
         near = (lowest - passed <= self.tolerance).long() + (chosen & (step.seen.margin <= self.tolerance)).sum(1)
         for shift in (self.tolerance, -self.tolerance):  # all surer, or all less sure: does a threshold then choose others?
-            entropy = None if step.seen.entropy is None else step.seen.entropy - shift
-            moved = replace(step, seen=replace(step.seen, entropy=entropy))
-            near = near + (step.strategy.select(moved, score + shift) != chosen).any(1)
+            moved = replace(step, seen=_shifted(step.seen, shift))
+            other = step.strategy.select(moved, score + shift)
+            near = near + ((other != chosen) | (_revised(moved, score, chosen) != _revised(step, score, chosen))).any(1)
         self.counts = near if self.counts is None else self.counts + near
+
+
+def _shifted(seen: Prediction, by: float) -> Prediction:
+    """Every number a rule may draw a line through, moved: up where more means surer, down where it means less sure."""
+    up = {name: getattr(seen, name) + by for name in ("p", "current", "gap") if getattr(seen, name) is not None}
+    down = {name: getattr(seen, name) - by for name in ("entropy", "divergence") if getattr(seen, name) is not None}
+    return replace(seen, **up, **down)
+
+
+def _revised(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
+    """(B, L) what stands there after the step's revising rules, those that ask for forwards of their own or resize left out."""
+    canvas = step.canvas.fill(chosen, step.seen.token, score, step.forward).remember(step.after.memory)
+    for revise in step.strategy.revise:
+        if not step.looks and not hasattr(revise, "longest"):
+            canvas = revise(step, canvas)
+    return canvas.response
