@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from support.zoo import plan
 
 from unmask.decoding.algorithm import Step, Strategy, decode
 from unmask.decoding.canvas import Canvas, Vocab
@@ -39,8 +40,16 @@ from unmask.models.layers import KV
 from unmask.models.llada import LLaDAModelLM
 
 GOLDEN = Path(os.environ.get("UNMASK_GOLDEN", Path(__file__).parent / "golden"))
-RECORDS = json.loads((GOLDEN / "trajectories.json").read_text())
-LOGITS = {"llada": load_file(GOLDEN / "logits.safetensors"), "dream": load_file(GOLDEN / "dream_logits.safetensors")}
+
+
+def stored(name: str) -> list:
+    """A set need not have every file."""
+    return json.loads((GOLDEN / name).read_text()) if (GOLDEN / name).is_file() else []
+
+
+RECORDS, ZOO, VOTES = stored("trajectories.json"), stored("trajectories_zoo.json"), stored("votes.json")
+FORWARDS = {"llada": "logits.safetensors", "dream": "dream_logits.safetensors"}
+LOGITS = {kind: load_file(GOLDEN / file) for kind, file in FORWARDS.items() if (GOLDEN / file).is_file()}
 CASES = sorted({(kind, *key.split("/")[:2]) for kind, tensors in LOGITS.items() for key in tensors})
 MODULES: dict[str, torch.nn.Module] = {}
 
@@ -208,6 +217,85 @@ def hollow(step: dict, record: dict, canvas: Canvas) -> bool:
     window = masks.get("window", 0)
     first = canvas.start + window * block
     return not any(left & set(range(first, first + block)) for left in masks["open"])
+
+
+# ---------------------------------------------------------------- the zoo
+
+
+def replayed(record: dict) -> list[list[list[int]]]:
+    """The rows of the canvas before every recorded forward, and at the end."""
+    length = len(record["final_ids"][0]) - len(record["prompt_ids"][0])
+    p = record["params"]
+    length = p.get("initial_gen_length", length)
+    rows = [[*row, *[record["mask_id"]] * length] for row in record["prompt_ids"]]
+    for at, token in (p.get("constraints") or {}).items():
+        if int(at) < length:
+            rows[0][len(record["prompt_ids"][0]) + int(at)] = token
+    seen = [rows]
+    for step in record["steps"]:
+        rows = [list(row) for row in rows]
+        for row, edit in zip(rows, step["rows"], strict=True):
+            for slot in edit.get("remasked", []):
+                row[slot] = record["mask_id"]
+            for change in (edit, edit.get("rewritten", {"pos": [], "tok": []})):
+                for slot, token in zip(change["pos"], change["tok"], strict=True):
+                    row[slot] = token
+            removed, inserted = (
+                set(edit.get("removed", [])),
+                {at: (n, token) for at, n, token in edit.get("inserted", [])},
+            )
+            out: list[int] = []
+            for slot in range(len(row) + 1):
+                n, token = inserted.get(slot, (0, 0))
+                out += [token] * n + ([row[slot]] if slot < len(row) and slot not in removed else [])
+            row[:] = out
+        seen.append(rows)
+    return seen
+
+
+@pytest.mark.parametrize("record", ZOO, ids=[r["id"] for r in ZOO])
+@torch.no_grad()
+def test_zoo(record: dict) -> None:
+    model, p = module(record["model"]), record["params"]
+    keep = record["attention_mask"] or [[1] * len(row) for row in record["prompt_ids"]]
+    prompts = [
+        [t for t, real in zip(row, m, strict=True) if real] for row, m in zip(record["prompt_ids"], keep, strict=True)
+    ]
+    eot = tuple(i for i in (record["eos_id"], record["eot_id"]) if i is not None)
+    ours, wanted = plan(record), replayed(record)
+    canvas = Canvas.blank(prompts, len(wanted[0][0]) - len(record["prompt_ids"][0]), Vocab(record["mask_id"], eot))
+    for slot, token in ours.pinned.items():
+        canvas = canvas.pin([token], slot)
+    session, made = ours.wrap(model).begin(canvas), []
+
+    class Recording:
+        def logits(self, ask, rows, slots):
+            out = session.logits(ask, rows, slots)
+            made.append(ask.canvas)
+            return lambda part: out(part) * p.get("logit_scale", 1.0)
+
+    done = run(decode(canvas, ours.strategy, ours.steps), Recording())
+
+    def rows(canvas: Canvas) -> list[list[int]]:
+        behind = canvas.valid | (torch.arange(canvas.ids.shape[1]) < canvas.start)
+        return [ids[there].tolist() for ids, there in zip(canvas.ids, behind, strict=True)]
+
+    kinds = [step["forward"] for step in record["steps"]]
+    for number, (now, kind, want) in enumerate(zip(made, kinds, wanted, strict=False)):
+        ours_now = rows(now)
+        if kind == "verify":  # its canvas has masks where it doubts
+            ours_now = [
+                [w if o == record["mask_id"] else o for o, w in zip(*pair, strict=True)]
+                for pair in zip(ours_now, want, strict=True)
+            ]
+        elif kind == "joint":  # recorded with what is to be replaced still open
+            want = [
+                [o if w == record["mask_id"] else w for o, w in zip(*pair, strict=True)]
+                for pair in zip(ours_now, want, strict=True)
+            ]
+        assert ours_now == want, (number, kind)
+    assert rows(done.canvas) == record["final_ids"]
+    assert len(made) == record["num_forwards"]
 
 
 # ---------------------------------------------------------------- LaViDa: pictures, and its schedules

@@ -21,6 +21,7 @@ from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
 from unmask.decoding.reading import run
 from unmask.decoding.rules.tokens import Argmax, Gumbel
+from unmask.decoding.settings import longest
 from unmask.errors import UserError, finite, whole
 from unmask.models.images import opened
 from unmask.models.model import Messages, Model
@@ -152,7 +153,7 @@ def generations(
     strategy = strategy_for(model, method, decoding)
     prompts = list(prompts)  # generators, too
     pictures = _pictures(images, len(prompts))
-    encoded = encode_prompts(model, prompts, decoding, pictures)
+    encoded = encode_prompts(model, prompts, decoding, pictures, strategy)
     pictures = [some for some in pictures for _ in range(decoding.samples)]
     seeds = _seeds(decoding.seed, len(encoded))
     for first in range(0, len(encoded), decoding.batch):
@@ -187,12 +188,17 @@ def reading(read: Any, temperature: float | None, ban: Sequence[int]) -> Any:
 
 
 def encode_prompts(
-    model: Model, prompts: Sequence[Prompt], decoding: Decoding, pictures: Sequence[Sequence[Any]] | None = None
+    model: Model,
+    prompts: Sequence[Prompt],
+    decoding: Decoding,
+    pictures: Sequence[Sequence[Any]] | None = None,
+    strategy: Strategy | None = None,
 ) -> list[list[int]]:
     """The token ids of every prompt, `samples` times each; what does not fit the model's context is refused here."""
     if not prompts:
         raise UserError("there is no prompt")
     length = response_length(model, decoding)
+    most = longest(strategy, length) if strategy else length  # some methods let a response grow
     found = []
     for i, prompt in enumerate(prompts):
         which = "the prompt" if len(prompts) == 1 else f"prompt {i + 1} of {len(prompts)}"
@@ -203,8 +209,9 @@ def encode_prompts(
         if not len(prompt) or (isinstance(prompt, str) and not prompt.strip()):
             raise UserError(f"{which} is empty")
         ids = _encoded(model, prompt, decoding, pictures[i] if pictures else ())
-        if model.context and (need := len(ids) + length) > model.context:
-            raise UserError(f"{which} takes {need} tokens with its response; {model.name} was made for {model.context}")
+        if model.context and (need := len(ids) + most) > model.context:
+            size = f"{'up to ' * (most > length)}{need} tokens with its response"
+            raise UserError(f"{which} takes {size}; {model.name} was made for {model.context}")
         found += [ids] * decoding.samples
     return found
 
@@ -314,15 +321,21 @@ def read_canvas(
     model: Model, done: Decoded, strategy: Strategy, decoding: Decoding, seeds: Sequence[int], seconds: float
 ) -> list[Generation]:
     """What was decoded, one Generation per row; `seconds` are those of one row."""
-    ids, when = done.canvas.response, done.canvas.when
-    first_end = (ids == (model.vocab.eot_ids or (-1,))[0]).float().mean(1)
-    any_end = torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)).float().mean(1)
+    ids, when, real = (
+        done.canvas.response,
+        done.canvas.when,
+        done.canvas.real,
+    )  # rows may have come to different lengths
+    first_end = ((ids == (model.vocab.eot_ids or (-1,))[0]) & real).sum(1) / real.sum(1)
+    any_end = (torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)) & real).sum(1) / real.sum(1)
+    length = response_length(model, decoding)
     return [
         Generation(
-            text=cut(model.text(ids[row]), decoding.stop), tokens=ids[row].tolist(), order=when[row].tolist(),
-            forwards=int(done.forwards[row]), tie_rate=int(done.ties[row]) / max(1, int(done.chosen[row])),
+            text=cut(model.text(ids[row][real[row]]), decoding.stop), tokens=ids[row][real[row]].tolist(),
+            order=when[row][real[row]].tolist(), forwards=int(done.forwards[row]),
+            tie_rate=int(done.ties[row]) / max(1, int(done.chosen[row])),
             eot_ratio=float(first_end[row]), eot_ratio_all=float(any_end[row]),
-            steps=strategy.steps(done.canvas.length, decoding.steps), seed=seeds[row], seconds=seconds,
+            steps=strategy.steps(length, decoding.steps), seed=seeds[row], seconds=seconds,
         )
         for row in range(done.canvas.rows)
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from unmask.decoding.reading import run
 
 MASK, EOT, TURN = 0, 1, 2  # ids of the scripted vocabulary
 V = 12
-VOCAB = Vocab(MASK, (EOT, TURN), torch.tensor([0.5, 0.2, 0.1] + [0.2 / 9] * 9))
+VOCAB = Vocab(MASK, (EOT, TURN), torch.tensor([0.5, 0.2, 0.1] + [0.2 / 9] * 9), newline_ids=(4, 9))
 
 
 class Scripted:
@@ -46,7 +46,10 @@ class Hashed:
         for row in rows.unique().tolist():
             real = canvas.ids[row][canvas.valid[row]].tolist()
             g = torch.Generator().manual_seed(zlib.crc32(repr(real).encode()))
-            tables[row] = torch.randn(canvas.length, V, generator=g) * self.sharpness
+            slots_ = (
+                canvas.real[row].sum() if canvas.ragged else canvas.length
+            )  # a row of a ragged batch knows its own length
+            tables[row] = torch.randn(int(slots_), V, generator=g) * self.sharpness
         picked = torch.stack([tables[r][s] for r, s in zip(rows.tolist(), slots.tolist(), strict=True)])
         return lambda part: picked[part].clone()
 

@@ -6,7 +6,7 @@ B rows, L response slots. A rule takes a Step and returns a new tensor of shape 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from unmask.decoding import settings
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.reading import Ask, Draws, Prediction, Reader
-from unmask.decoding.rules import Anchor, ConfidenceRule, Modifier, Remasker, SelectionRule, TokenRule
+from unmask.decoding.rules import Anchor, ConfidenceRule, Focus, Modifier, Remasker, Reviser, SelectionRule, TokenRule
 from unmask.decoding.rules.confidence import TopProbability
 from unmask.decoding.rules.selection import Quota, tied
 from unmask.decoding.rules.tokens import Argmax
@@ -40,6 +40,14 @@ class Strategy:
     remask: Remasker | None = None  # settled slots to reopen (ReMDM)
     block: int | None = None  # None: fully non-autoregressive
     pace: float = 0.5  # steps per response token: T = L / 2
+    # Fields added later are part of the recipe only where they are used: the hash of an older one stays as it was.
+    focus: Focus | None = field(default=None, repr=False)  # the slots in view; None: those of the window
+    revise: tuple[Reviser, ...] = field(
+        default=(), repr=False
+    )  # the canvas after each step: reopen, rewrite, end, resize
+
+    def __repr__(self) -> str:
+        return settings.text(self)
 
     def with_(self, **changes: Any) -> Strategy:
         """The same method with other settings: with_(block=64), with_(kappa=12)."""
@@ -61,10 +69,20 @@ class Strategy:
         """T: what was given, else the method's pace."""
         return max(1, round(self.pace * length)) if given is None else given
 
+    def score(self, step: Step) -> tuple[Tensor, Tensor]:
+        """c and c~, (B, L) each."""
+        base = score = self.confidence(step)  # c_i = C(z, i)
+        for modify in self.modifiers:
+            score = modify(replace(step, base=base), score)  # c~_i
+        return base, score
+
     def bound(self, length: int, steps: int) -> int:
         """The most forwards a decode can take."""
-        extra = self.remask.extra if self.remask else lambda steps: 0
-        return sum(self.select.bound(w.stop - w.start, s) + extra(s) for w, s in self.windows(length, steps))
+        total = 0
+        for n, s in ((w.stop - w.start, s) for w, s in self.windows(length, steps)):
+            total += self.select.bound(n, s) + (self.remask.extra(s) if self.remask else 0) + (n if self.focus else 0)
+            total += sum(rule.extra(n, s) for rule in self.revise)
+        return total
 
 
 @dataclass(frozen=True)
@@ -80,38 +98,51 @@ def decode(
 ) -> Generator[Ask, Prediction, Decoded]:  # fmt: skip
     """Algorithm 1 as a generator: it yields what it asks of the model and is sent the prediction (see `run`)."""
     steps = strategy.steps(canvas.length, steps)
-    settings.check(strategy, steps)
-    draws, needs = Draws(seed, canvas), settings.needs(strategy, watch)
-    read = Reader(strategy.read, needs, draws)
+    settings.check(strategy, steps, canvas)
+    draws, needs, remembering = Draws(seed, canvas), settings.needs(strategy, watch), settings.remembering(strategy)
+    read = Reader(strategy.read, needs, draws, steps)
+    canvas = canvas.remember({name: value for rule in remembering for name, value in rule.memory(canvas).items()})
     forwards = ties = total = torch.zeros(canvas.rows, dtype=torch.long, device=canvas.ids.device)
-    forward = 0
+    forward, score = 0, None
     for window, budget in strategy.windows(canvas.length, steps):
         opened = canvas.masked[:, window].sum(1)
         for index in count():  # for t = T, ..., 1
-            step = Step(canvas, strategy, window, index, budget, opened, forward, draws)
+            step = Step(canvas, strategy, window, index, budget, opened, forward, draws, steps)
             if strategy.remask:
                 if (look := strategy.remask.asks(step)) is not None:
-                    step = replace(step, seen=(yield Ask(canvas, window, look, read, forward)), forward=forward + 1)
+                    step = replace(
+                        step, seen=(yield Ask(canvas, window, look, read, forward, score)), forward=forward + 1
+                    )
                     forward, forwards = forward + 1, forwards + look.any(1)
                 reopened = strategy.remask(step)
                 step = replace(step, canvas=canvas.clear(reopened), reopened=reopened)
             eligible = step.eligible  # M
             if not bool(eligible.any()):
                 break
-            where = step.inside & eligible.any(1, keepdim=True) if "everywhere" in needs else eligible
-            step = replace(step, seen=(yield Ask(step.canvas, window, where, read, forward)))  # z = M_theta(x), x^0
-            score = strategy.confidence(step)  # c_i = C(z, i)
-            step = replace(step, base=score)
-            for modify in strategy.modifiers:
-                score = modify(step, score)  # c~_i
+            where = step.asked(needs) if needs & {"everywhere", "beyond"} else eligible
+            step = replace(
+                step, seen=(yield Ask(step.canvas, window, where, read, forward, score))
+            )  # z = M_theta(x), x^0
+            base, score = strategy.score(step)  # c_i = C(z, i), c~_i
+            step = replace(step, base=base)
             if not bool(torch.isfinite(torch.where(eligible, score + step.seen.p, 0)).all()):
                 raise UserError("the model gave NaN or infinite logits; check its weights, or load it in float32")
             chosen = strategy.select(step, score)  # U = Select(c~)
             canvas = step.canvas.fill(chosen, step.seen.token, score, forward)  # x_i <- x^0_i, i in U
-            for watcher in watch:
-                watcher(step, score, chosen)
             forward, forwards = forward + 1, forwards + eligible.any(1)
+            if remembering:
+                canvas = canvas.remember({k: v for rule in remembering for k, v in rule.remember(step, canvas).items()})
+            for revise in strategy.revise:
+                while (further := revise.asks(step, canvas)) is not None:  # some must look before they judge
+                    seen = yield Ask(further[0], window, further[1], read, forward, score, step.canvas.response)
+                    step = replace(step, looks=(*step.looks, seen))
+                    forward, forwards = forward + 1, forwards + further[1].any(1)
+                canvas = revise(step, canvas)
+            for watcher in watch:
+                watcher(replace(step, after=canvas), score, chosen)
             ties, total = ties + tied(step, score, chosen), total + chosen.sum(1)
+            if canvas.length != step.canvas.length:  # a method that resizes has one window, all of the response
+                window, score = slice(0, canvas.length), None
     return Decoded(canvas, forwards, ties, total)
 
 

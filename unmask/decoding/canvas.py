@@ -22,6 +22,11 @@ class Vocab:
     mask_id: int
     eot_ids: tuple[int, ...] = ()  # the first one is the paper's ∅
     frequency: Tensor | None = field(default=None, repr=False, compare=False)  # (V,) background frequency, for UNCODE
+    newline_ids: tuple[int, ...] = ()  # where a line ends, for AdaBlock
+
+    @property
+    def pad_id(self) -> int:  # what stands where nobody looks
+        return self.eot_ids[0] if self.eot_ids else int(self.mask_id == 0)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,12 @@ class Canvas:
     settled: Tensor  # (B, L) float: score at commit (ReMDM reads it)
     when: Tensor  # (B, L) long: the forward, counted from 0, that committed it; -1 for none
     vocab: Vocab
+    memory: dict[str, Tensor] = field(
+        default_factory=dict, repr=False
+    )  # (B,) or (B, L, ...): what rules keep between steps
+    ragged: bool = (
+        False  # rows may be of different lengths: the shorter ones are padded on the right, fixed and not valid
+    )
 
     @classmethod
     def blank(cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: Any = "cpu") -> Canvas:
@@ -47,10 +58,9 @@ class Canvas:
         start, rows = max(map(len, prompts)), len(prompts)
         ids = torch.full((rows, start + length), vocab.mask_id)
         valid = torch.ones(rows, start + length, dtype=torch.bool)
-        pad = vocab.eot_ids[0] if vocab.eot_ids else int(vocab.mask_id == 0)
         for row, prompt in enumerate(prompts):
             gap = start - len(prompt)
-            ids[row, :start] = torch.tensor([pad] * gap + list(prompt), dtype=torch.long)
+            ids[row, :start] = torch.tensor([vocab.pad_id] * gap + list(prompt), dtype=torch.long)
             valid[row, :gap] = False
         zero = torch.zeros(rows, length, device=device)
         return cls(ids.to(device), valid.to(device), start, zero.bool(), zero + torch.inf, zero, zero.long() - 1, vocab)
@@ -74,6 +84,13 @@ class Canvas:
     @property
     def anchors(self) -> Tensor:  # (B, L) bool: the paper's A
         return self.distance == 0
+
+    @property
+    def real(self) -> Tensor:  # (B, L) bool: within the row's own length
+        return self.valid[:, self.start :]
+
+    def remember(self, memory: dict[str, Tensor]) -> Canvas:
+        return replace(self, memory={**self.memory, **memory})
 
     def with_response(self, response: Tensor) -> Canvas:
         return replace(self, ids=torch.cat((self.ids[:, : self.start], response), dim=1))

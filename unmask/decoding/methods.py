@@ -1,4 +1,4 @@
-"""The rows of the paper's main table, one Strategy each. A method is data. Further rows are in variants.py."""
+"""The rows of the paper's main table, one Strategy each. A method is data. Further rows are in variants.py and zoo.py."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from unmask.decoding.rules.remasking import Remask
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import Quota, Threshold
 from unmask.decoding.variants import VARIANTS
+from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
 
 PAPER: dict[str, Strategy] = {
@@ -31,7 +32,7 @@ PAPER: dict[str, Strategy] = {
     "suffix-anchor": Strategy(anchors=(SuffixAnchor(),)),  # "ours without confidence modulation"
     "sacm": Strategy(anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)),
 }
-METHODS: dict[str, Strategy] = {**PAPER, **VARIANTS}
+METHODS: dict[str, Strategy] = {**PAPER, **VARIANTS, **ZOO}
 
 
 def method(name: str | Strategy) -> Strategy:

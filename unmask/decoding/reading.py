@@ -6,8 +6,9 @@ B rows, L response slots, V tokens, n slots asked about in one chunk.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -23,13 +24,21 @@ TOP = 5  # candidates kept where a watcher asks for them
 
 @dataclass(frozen=True)
 class Ask:
-    """What a decode asks of the model: the prediction at the True slots of `where` (B, L), all within `window`."""
+    """What a decode asks of the model: the prediction at the True slots of `where` (B, L), which lie within `window`
+    unless a rule needs to look "beyond" it."""
 
     canvas: Canvas
     window: slice
     where: Tensor
     read: Reader
     forward: int  # which forward of the decode this is
+    score: Tensor | None = None  # (B, L) the last c~, where there was one for a response of this length
+    current: Tensor | None = None  # (B, L) the tokens that `Prediction.current` speaks of; None: those on the canvas
+
+    @property
+    def apart(self) -> bool:
+        """Settled slots are to be predicted as if each were masked (WINO): see denoisers.LeaveOneOut."""
+        return "apart" in self.read.needs
 
 
 @dataclass(frozen=True)
@@ -42,21 +51,38 @@ class Prediction:
     entropy: Tensor | Any = None  # in nats
     certainty: Tensor | Any = None  # 1 - entropy / log V
     eot: Tensor | Any = None  # total probability of the end-of-text tokens
-    current: Tensor | Any = None  # probability of the token that stands there now
+    current: Tensor | Any = None  # probability of the token that stands there
+    raw: Tensor | Any = None  # p before the token rule adjusted the logits
+    gap: Tensor | Any = None  # the two largest logits' difference, of tokens that can be written
+    divergence: Tensor | Any = None  # KL(p || the p read there before), in nats
+    read: Tensor | Any = None  # (B, L) bool: slots this forward read, where a session answers fewer than were asked
     top_ids: Tensor | Any = None  # (B, L, TOP) best candidates
     top_p: Tensor | Any = None  # (B, L, TOP)
+
+    def where(self, rows: Tensor, other: Prediction) -> Prediction:
+        """The other prediction in `rows` (B, 1) bool, this one in the rest."""
+        both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        at = {2: rows, 3: rows[..., None]}
+        return Prediction(
+            **{k: torch.where(at[a.dim()], b, a) for k, (a, b) in both.items() if a is not None and b is not None}
+        )
 
 
 class Denoiser(Protocol):
     """M_theta opened on one canvas by `begin(canvas)`. `logits` makes one forward and returns them lazily:
-    the callable it gives turns a slice of the asked slots (rows and slots, (n,) each, row by row) into (n, V)."""
+    the callable it gives turns a slice of the asked slots (rows and slots, (n,) each, row by row) into (n, V).
+
+    A session may answer fewer slots than were asked: it then has `reads(ask)`, the (B, L) slots that it will run, and
+    `complete(prediction)`, which adds what it knows of the others. `Prediction.read` says which were read."""
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Callable[[slice], Tensor]: ...
 
 
 def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
     """One forward, read chunk by chunk: the peak does not grow with B x L x V."""
-    rows, slots = ask.where.nonzero(as_tuple=True)
+    reads = getattr(denoiser, "reads", None)
+    where = ask.where if reads is None else reads(ask)
+    rows, slots = where.nonzero(as_tuple=True)
     logits = denoiser.logits(ask, rows, slots)
     parts: list[dict[str, Tensor]] = []
     done, size = 0, max(1, CHUNK // 2**17)  # V is known from the first chunk on; till then, as if it were 131,072
@@ -67,9 +93,10 @@ def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
     whole: dict[str, Tensor] = {}
     for name in parts[0] if parts else ():
         values = torch.cat([part[name] for part in parts])
-        whole[name] = values.new_zeros((*ask.where.shape, *values.shape[1:]))
+        whole[name] = values.new_zeros((*where.shape, *values.shape[1:]))
         whole[name][rows, slots] = values
-    return Prediction(**whole)
+    seen = Prediction(**whole)
+    return seen if reads is None else denoiser.complete(replace(seen, read=where))  # type: ignore[attr-defined]
 
 
 def run(decoding: Generator[Ask, Prediction, Result], denoiser: Denoiser) -> Result:
@@ -112,34 +139,73 @@ class Draws:
         return self.kept[1]
 
 
+class Kept:
+    """A vector (V,) for every slot that can still be chosen: what reading keeps from one forward to the next.
+
+    Only slots that are read move on. A row whose length changes starts afresh: its slots are not where they were.
+    """
+
+    def __init__(self) -> None:
+        self.vectors: dict[tuple[int, int], Tensor] = {}
+        self.sizes: list[int] = []
+        self.forward = -1
+
+    def at(self, rows: Tensor, slots: Tensor, ask: Ask, like: Tensor) -> Tensor:
+        """What is kept at these slots, (n, V) as `like`; 0 where nothing is."""
+        if ask.forward != self.forward:
+            masked, sizes = ask.canvas.masked.tolist(), ask.canvas.real.sum(1).tolist()
+            same = [a == b for a, b in zip(sizes, self.sizes or sizes, strict=True)]
+            self.vectors = {(r, i): kept for (r, i), kept in self.vectors.items() if same[r] and masked[r][i]}
+            self.sizes, self.forward = sizes, ask.forward
+        none = torch.zeros_like(like[:1]).squeeze(0)
+        return torch.stack([self.vectors.get(key, none) for key in zip(rows.tolist(), slots.tolist(), strict=True)])
+
+    def put(self, rows: Tensor, slots: Tensor, values: Tensor) -> None:
+        self.vectors.update(zip(zip(rows.tolist(), slots.tolist(), strict=True), values, strict=True))
+
+
 class Reader:
     """Reads one chunk of logits (n, V), which it may overwrite: the strategy's token choice and the numbers needed of it."""
 
-    def __init__(self, choose: TokenRule, needs: frozenset[str], draws: Draws):
-        self.choose, self.needs, self.draws = choose, needs, draws
+    def __init__(self, choose: TokenRule, needs: frozenset[str], draws: Draws, steps: int = 1):
+        self.choose, self.needs, self.draws, self.steps = choose, needs, draws, steps
+        self.kept: dict[str, Kept] = defaultdict(Kept)
 
     def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask) -> dict[str, Tensor]:
         vocab = ask.canvas.vocab
         logits = logits.float()
         if forbidden := self.choose.forbidden(vocab):
             logits[:, list(forbidden)] = -torch.inf
+        before = logits.clone() if "raw" in self.needs else None
+        logits = self.choose.adjust(logits, rows, slots, ask)
         log_z = logits.logsumexp(-1, keepdim=True)
         out: dict[str, Tensor] = {}
+        if "divergence" in self.needs:
+            p = (logits - log_z).exp()
+            q = self.kept["p"].at(rows, slots, ask, p)
+            self.kept["p"].put(rows, slots, p)
+            out["divergence"] = (p * ((p + 1e-12).log() - (q + 1e-12).log())).sum(-1)
         if self.needs & {"entropy", "certainty"}:
             out["entropy"] = torch.special.entr((logits - log_z).exp_()).sum(-1)
             out["certainty"] = 1 - out["entropy"] / math.log(logits.shape[-1])
         if "eot" in self.needs:
             out["eot"] = (logits[:, list(vocab.eot_ids)] - log_z).exp().sum(-1)
         if "current" in self.needs:
-            now = ask.canvas.response[rows, slots][:, None]
+            tokens = ask.canvas.response if ask.current is None else ask.current
+            now = tokens[rows, slots][:, None]
             out["current"] = (logits.gather(-1, now) - log_z).exp().squeeze(-1)
         if "top" in self.needs:
             best, out["top_ids"] = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
             out["top_p"] = (best - log_z).exp()
         logits[:, vocab.mask_id] = -torch.inf  # never written, but counted in the softmax
-        if "margin" in self.needs:
-            best = (logits.topk(2, dim=-1).values - log_z).exp()
-            out["margin"] = best[:, 0] - best[:, 1]
+        if self.needs & {"margin", "gap"}:
+            two = logits.topk(2, dim=-1).values
+            best = (two - log_z).exp()
+            out["margin"], out["gap"] = best[:, 0] - best[:, 1], two[:, 0] - two[:, 1]
         value, out["token"] = self.choose(logits, rows, slots, ask, self.draws)
         out["p"] = (value - log_z.squeeze(-1)).exp()
+        if before is not None:
+            out["raw"] = (
+                (before.gather(-1, out["token"][:, None]) - before.logsumexp(-1, keepdim=True)).exp().squeeze(-1)
+            )
         return out

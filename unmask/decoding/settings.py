@@ -26,7 +26,17 @@ def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
     return frozenset().union(*(getattr(item, "needs", ()) for item in (*rules(strategy), *watch)))
 
 
-def check(strategy: Any, steps: int) -> None:
+def remembering(strategy: Any) -> list[Any]:
+    """The rules that keep something between steps."""
+    return [rule for rule in rules(strategy) if hasattr(rule, "remember")]
+
+
+def longest(strategy: Any, length: int) -> int:
+    """How long a response of this length may become."""
+    return max([length, *(rule.longest(length) for rule in strategy.revise if hasattr(rule, "longest"))])
+
+
+def check(strategy: Any, steps: int, canvas: Any) -> None:
     """Say no to what cannot be decoded, before a forward is spent on it."""
     from unmask.decoding.rules.schedules import Fixed
     from unmask.decoding.rules.selection import Quota
@@ -43,6 +53,9 @@ def check(strategy: Any, steps: int) -> None:
         raise UserError(
             "remasking counts its rounds in steps of a fixed size: it goes with select=Quota(Fixed(k)) only"
         )
+    for rule in rules(strategy):
+        if hasattr(rule, "check"):
+            rule.check(strategy, canvas)
 
 
 def changed(strategy: Any, settings: dict[str, Any]) -> Any:
@@ -50,7 +63,7 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     for name, value in settings.items():
         name = f"{name}_" if name == "lambda" else name  # a word Python keeps for itself
         if name in {f.name for f in fields(strategy)}:
-            strategy = replace(strategy, **{name: fitting(name, getattr(strategy, name), value)})
+            strategy = replace(strategy, **{name: fitting(strategy, name, value)})
             continue
         owners = {type(rule).__name__ for rule in rules(strategy) if name in {f.name for f in fields(rule)}}
         if not owners:
@@ -73,6 +86,12 @@ def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     return changed(strategy, used), list(used)
 
 
+def text(value: Any) -> str:
+    """A rule or strategy as its constructor call. Fields with repr=False were added later: they show once they are used."""
+    shown = [f for f in fields(value) if f.repr or getattr(value, f.name) != f.default]
+    return f"{type(value).__name__}({', '.join(f'{f.name}={getattr(value, f.name)!r}' for f in shown)})"
+
+
 def recipe(strategy: Any) -> str:
     """What differs from plain top-probability decoding, in one line."""
     plain = type(strategy)()
@@ -91,7 +110,7 @@ def _set(value: Any, owner: str, name: str, new: Any) -> Any:
         return value
     inside = {f.name: _set(getattr(value, f.name), owner, name, new) for f in fields(value)}
     if type(value).__name__ == owner:
-        inside[name] = fitting(name, getattr(value, name), new)
+        inside[name] = fitting(value, name, new)
     return replace(value, **inside)
 
 
@@ -99,16 +118,19 @@ def simple(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
-def fitting(name: str, old: Any, new: Any) -> Any:
+def fitting(owner: Any, name: str, new: Any) -> Any:
     """The new value, if it is of the old one's kind: a rule for a rule, a number for a number, text for text."""
+    old, kind = getattr(owner, name), next(str(f.type) for f in fields(owner) if f.name == name)
     if isinstance(old, str):
         return str(new)
     number = isinstance(new, (int, float)) and not isinstance(new, bool)
-    if name in ("block", "rounds") and not (new is None or type(new) is int):
+    if kind == "int | None" and not (new is None or type(new) is int):
         raise UserError(f"{name} is a whole number or None, not {new!r}")
-    if simple(old) and not number:
+    if kind == "float | None" and not (new is None or number):
+        raise UserError(f"{name} is a number or None, not {new!r}")
+    if simple(old) and not number and "None" not in kind:
         raise UserError(f"{name} is a number, not {new!r}")
-    if name in ("at", "k", "tokens") and type(new) is not int:
+    if kind == "int" and type(new) is not int:
         raise UserError(f"{name} is a whole number, not {new!r}")
     if (is_dataclass(old) or isinstance(old, tuple)) and not (is_dataclass(new) or isinstance(new, (tuple, list))):
         raise UserError(f"{name} is a rule or a list of them, not {new!r}: build this Strategy in Python")

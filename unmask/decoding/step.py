@@ -28,22 +28,33 @@ class Step:
     opened: Tensor  # (B,) masks in the window when it began
     forward: int  # forwards so far, over all windows
     draws: Draws
+    budget: int = 1  # T, the steps of the whole decode
     seen: Prediction = Prediction()
     reopened: Tensor | None = None  # (B, L) bool: what remasking opened again in this iteration
     base: Tensor | Any = None  # (B, L) the confidence before any modifier; set for the watchers
+    after: Canvas | Any = None  # the canvas this iteration leaves; set for the watchers
+    looks: tuple[Prediction, ...] = ()  # what the revising rules asked for beyond `seen`
 
     @cached_property
-    def inside(self) -> Tensor:  # (1, L) bool
+    def inside(self) -> Tensor:  # (1 or B, L) bool: the slots in view
+        if self.strategy.focus:
+            return self.strategy.focus(self)
         slots = torch.arange(self.canvas.length, device=self.canvas.ids.device)[None]
         return (slots >= self.window.start) & (slots < self.window.stop)
 
     @cached_property
-    def eligible(self) -> Tensor:  # (B, L) bool: masked slots of the window
+    def eligible(self) -> Tensor:  # (B, L) bool: masked slots in view
         return self.canvas.masked & self.inside
+
+    def asked(self, needs: frozenset[str]) -> Tensor:
+        """(B, L) bool: where the model is asked; "everywhere" takes settled slots in too, "beyond" those out of view."""
+        kind = self.canvas.real if "everywhere" in needs else self.canvas.masked
+        return (kind if "beyond" in needs else kind & self.inside) & self.eligible.any(1, keepdim=True)
 
     @property
     def progress(self) -> Tensor:  # (B, 1): p = 1 - |M| / L, over the whole response also under blocks
-        return 1 - self.canvas.masked.sum(1, keepdim=True) / self.canvas.length
+        length = self.canvas.real.sum(1, keepdim=True) if self.canvas.ragged else self.canvas.length
+        return 1 - self.canvas.masked.sum(1, keepdim=True) / length
 
     @cached_property
     def deferred(self) -> Tensor | None:  # (B, L) bool

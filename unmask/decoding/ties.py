@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from unmask.decoding.reading import Prediction
 from unmask.decoding.step import Step
 
 
@@ -29,7 +30,23 @@ class NearTies:
             self.tolerance,
             -self.tolerance,
         ):  # all surer, or all less sure: does a threshold then choose others?
-            entropy = None if step.seen.entropy is None else step.seen.entropy - shift
-            moved = replace(step, seen=replace(step.seen, entropy=entropy))
-            near = near + (step.strategy.select(moved, score + shift) != chosen).any(1)
+            moved = replace(step, seen=_shifted(step.seen, shift))
+            other = step.strategy.select(moved, score + shift)
+            near = near + ((other != chosen) | (_revised(moved, score, chosen) != _revised(step, score, chosen))).any(1)
         self.counts = near if self.counts is None else self.counts + near
+
+
+def _shifted(seen: Prediction, by: float) -> Prediction:
+    """Every number a rule may draw a line through, moved: up where more means surer, down where it means less sure."""
+    up = {name: getattr(seen, name) + by for name in ("p", "current", "gap") if getattr(seen, name) is not None}
+    down = {name: getattr(seen, name) - by for name in ("entropy", "divergence") if getattr(seen, name) is not None}
+    return replace(seen, **up, **down)
+
+
+def _revised(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
+    """(B, L) what stands there after the step's revising rules, those that ask for forwards of their own or resize left out."""
+    canvas = step.canvas.fill(chosen, step.seen.token, score, step.forward).remember(step.after.memory)
+    for revise in step.strategy.revise:
+        if not step.looks and not hasattr(revise, "longest"):
+            canvas = revise(step, canvas)
+    return canvas.response

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.decoding.canvas import Canvas
@@ -35,11 +36,45 @@ class Plain:
         return self
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        if ask.apart:
+            return LeaveOneOut(self.module).logits(ask, rows, slots)
         ids, valid, at = ask.canvas.ids, ask.canvas.valid, ask.canvas.start + slots - int(self.module.shifted)
         live, row = rows.unique(return_inverse=True)
         if len(live) < len(ids) and getattr(self.module, "rowwise", True):  # rows that are done are not run again
             ids, valid, rows = ids[live], valid[live], row
         return _head(self.module, self.module.hidden(ids, valid)[rows, at.clamp(min=0)])
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Settled slots of the window predicted as if each were masked, in the same forward (WINO).
+
+    Behind the canvas stand shadows of the window's W slots: masks at the same positions. A canvas slot sees the canvas, a
+    shadow every slot but its own and the other shadows; it answers for its slot where that is settled.
+    """
+
+    module: Any = field(repr=False)
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return self
+
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        if self.module.shifted:
+            raise UserError("verifying by leaving one out needs logits that are not shifted: LLaDA's, not Dream's")
+        live, row = rows.unique(return_inverse=True)
+        ids, valid, window = ask.canvas.ids[live], ask.canvas.valid[live], ask.window
+        width, size = ids.shape[1], window.stop - window.start  # T, W
+        own = torch.arange(window.start, window.stop, device=ids.device) + ask.canvas.start  # (W,)
+        sees = torch.ones(width + size, width + size, dtype=torch.bool, device=ids.device)
+        sees[:width, width:] = False
+        sees[torch.arange(width, width + size, device=ids.device), own] = False
+        both = F.pad(ids, (0, size), value=ask.canvas.vocab.mask_id)
+        positions = torch.cat((torch.arange(width, device=ids.device), own)).expand(len(ids), -1)
+        everyone = sees.expand(len(ids), -1, -1)
+        hidden = self.module.hidden(both, F.pad(valid, (0, size), value=True), positions=positions, sees=everyone)
+        masked = ask.canvas.masked[rows, slots]
+        at = torch.where(masked, ask.canvas.start + slots, width + slots - window.start)
+        return _head(self.module, hidden[row, at])
 
 
 @dataclass(frozen=True)
@@ -54,6 +89,7 @@ class Foreign:
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas = ask.canvas
+        _together(ask, "a wrapped module")
         whole = self.module(input_ids=canvas.ids, attention_mask=canvas.valid.long()).logits
         at = (canvas.start + slots - int(self.shift)).clamp(min=0)
         return lambda part: whole[rows[part], at[part]]
@@ -76,9 +112,12 @@ class _Guiding:
     unconditional: Denoiser
     scale: float
 
+    def given(self, canvas: Canvas) -> Tensor:  # (B, L) bool: what the unconditional canvas hides of the response
+        return canvas.fixed
+
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas, mask = ask.canvas, ask.canvas.vocab.mask_id
-        blind = canvas.with_response(canvas.response.masked_fill(canvas.fixed, mask))
+        blind = canvas.with_response(canvas.response.masked_fill(self.given(canvas), mask))
         blind.ids[:, : canvas.start] = mask
         given = self.conditional.logits(ask, rows, slots)
         free = self.unconditional.logits(replace(ask, canvas=blind), rows, slots)
@@ -88,6 +127,25 @@ class _Guiding:
             return un + (self.scale + 1) * (given(part) - un)
 
         return combined
+
+
+@dataclass(frozen=True)
+class PublishedGuided(Guided):
+    """rho-EOS's guidance, for parity with its recordings only: whenever a row changes its length, all that is settled by then
+    counts as given, decoded tokens too."""
+
+    def begin(self, canvas: Canvas) -> Denoiser:
+        return _Regiving(self.denoiser.begin(canvas), self.denoiser.begin(canvas), self.scale, [])
+
+
+@dataclass(frozen=True)
+class _Regiving(_Guiding):
+    kept: list[tuple[Tensor, Tensor]]  # the last `valid` and what was given then
+
+    def given(self, canvas: Canvas) -> Tensor:
+        if not self.kept or self.kept[0][0] is not canvas.valid:
+            self.kept[:] = [(canvas.valid, ~canvas.masked)]
+        return self.kept[0][1]
 
 
 @dataclass(frozen=True)
@@ -106,12 +164,24 @@ class _Caching:
     def __init__(self, module: Backbone, dual: bool):
         self.module, self.dual = module, dual
         self.window: slice | None = None
+        self.valid: Tensor | None = None
         self.kinds: list[str] = []  # of the forwards made: full, suffix, block
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas = ask.canvas
-        if ask.window != self.window:
-            self.window, self.kv, start, end = ask.window, KV(canvas.ids.shape[1]), 0, canvas.ids.shape[1]
+        _together(ask, "a K/V cache")
+        if len(slots) and not ask.window.start <= int(slots.min()) <= int(slots.max()) < ask.window.stop:
+            raise UserError(
+                "this method looks beyond the block, which a prefix or dual cache does not run: use cache=None"
+            )
+        if ask.window != self.window or canvas.valid is not self.valid:  # a new block, or rows of another length
+            self.window, self.valid, self.kv, start, end = (
+                ask.window,
+                canvas.valid,
+                KV(canvas.ids.shape[1]),
+                0,
+                canvas.ids.shape[1],
+            )
             self.kinds.append("full")
         else:
             start = canvas.start + ask.window.start
@@ -146,6 +216,9 @@ class _Prefixed:
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas, start = ask.canvas, ask.canvas.start
+        _together(ask, "the prefix-lm cache")
+        if canvas.ragged:
+            raise UserError("a response that changes its length cannot be run on the prefix-lm cache: use cache=None")
         if self.kv is None:
             self.kv = KV(canvas.ids.shape[1])
             prompt = self.module.hidden(canvas.ids[:, :start], canvas.valid[:, :start], kv=self.kv)
@@ -154,6 +227,13 @@ class _Prefixed:
         if self.module.shifted:
             hidden = torch.cat((self.left, hidden[:, :-1]), dim=1)
         return _head(self.module, hidden[rows, slots])
+
+
+def _together(ask: Ask, what: str) -> None:
+    if ask.apart:
+        raise UserError(
+            f"this method verifies by leaving one token out, which {what} cannot do: use a model of unmask's, without a cache"
+        )
 
 
 def _head(module: Backbone, asked: Tensor) -> Logits:

@@ -114,20 +114,25 @@ class DreamModel(PreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def hidden(self, ids: Tensor, valid: Tensor | None = None, *, start: int = 0, kv: KV | None = None) -> Tensor:
-        """Normed hidden states (B, T, d) of ids (B, T) standing at slots start.. ; `valid` (B, N) is False on padding.
+    def hidden(
+        self, ids: Tensor, valid: Tensor | None = None, *, start: int = 0, kv: KV | None = None,
+        positions: Tensor | None = None, sees: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Normed hidden states (B, T, d) of ids (B, T) standing at slots start.. or at `positions` (B, T); `valid` (B, N) is
+        False on padding, `sees` (B, T, N) where a query is kept from a key.
 
         Dream's padding rule: a row counts its positions from its first real token.
         """
-        end = start + ids.shape[1]
         x = self.model.embed_tokens(ids)
-        positions = torch.arange(start, end, device=ids.device)
+        here = torch.arange(start, start + ids.shape[1], device=ids.device) if positions is None else positions
         if valid is not None and not bool(valid.all()):
-            positions = (valid.long().cumsum(-1) - 1).masked_fill(~valid, 1)[:, start:end]
+            here = (valid.long().cumsum(-1) - 1).masked_fill(~valid, 1).gather(1, here.expand(len(ids), -1))
         else:
             valid = None
+        if sees is not None:
+            valid = sees if valid is None else sees & valid[:, None]
         width = self.model.layers[0].self_attn.width
-        cos, sin = (part.to(x.dtype) for part in rotation(positions, width, self.config.rope_theta))
+        cos, sin = (part.to(x.dtype) for part in rotation(here, width, self.config.rope_theta))
         for layer in self.model.layers:
             x = layer(x, cos, sin, valid, start, kv)
         return self.model.norm(x)

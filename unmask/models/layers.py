@@ -80,8 +80,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
-    """Bidirectional attention of q (B, H, T, D) on k, v (B, Hkv, N, D); `valid` (B, N) hides keys. Returns (B, T, H * D)."""
-    mask = None if valid is None else valid[:, None, None, :]
+    """Bidirectional attention of q (B, H, T, D) on k, v (B, Hkv, N, D); `valid` (B, N) hides keys from all, (B, T, N) from
+    each query its own. Returns (B, T, H * D)."""
+    mask = None if valid is None else valid[:, None, None, :] if valid.dim() == 2 else valid[:, None]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
     return out.transpose(1, 2).flatten(2)
 

@@ -133,17 +133,23 @@ class LLaDAModelLM(PreTrainedModel):
     def hidden(
         self, ids: Tensor | None = None, valid: Tensor | None = None, *, embeds: Tensor | None = None,
         start: int = 0, kv: KV | None = None, keep: list[Tensor] | None = None,
+        positions: Tensor | None = None, sees: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Normed hidden states (B, T, d) of ids (B, T) or embeds (B, T, d) standing at positions start.. .
+        """Normed hidden states (B, T, d) of ids (B, T) or embeds (B, T, d) standing at slots start.. or at `positions` (B, T).
 
-        `valid` (B, N) is False on padding keys, N counting every slot attended to. With `kv` the forward is partial:
-        see KV. `keep` collects the input of every block, then the result.
+        `valid` (B, N) is False on padding keys, N counting every slot attended to; `sees` (B, T, N) is False where a
+        query is kept from a key. With `kv` the forward is partial: see KV. `keep` collects the input of every block,
+        then the result.
         """
         x = self.body.wte(ids) if embeds is None else embeds
         width = self.config.d_model // self.config.n_heads
-        cos, sin = rotation(torch.arange(start, start + x.shape[1], device=x.device), width, self.config.rope_theta)
+        if positions is None:
+            positions = torch.arange(start, start + x.shape[1], device=x.device)
+        cos, sin = rotation(positions, width, self.config.rope_theta)
         if valid is not None and bool(valid.all()):
             valid = None
+        if sees is not None:
+            valid = sees if valid is None else sees & valid[:, None]
         for block in self.body.blocks:
             if keep is not None:
                 keep.append(x)

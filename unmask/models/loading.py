@@ -13,7 +13,7 @@ from transformers.utils import logging
 from unmask.decoding.canvas import Vocab
 from unmask.errors import UserError
 from unmask.files import read_json
-from unmask.models.model import Model
+from unmask.models.model import Model, newlines
 
 # architecture in config.json -> where its class is
 ARCHITECTURES = {
@@ -68,7 +68,8 @@ def load(
     size, mask = module.get_input_embeddings().num_embeddings, module.config.mask_token_id
     if not isinstance(mask, int) or not 0 <= mask < size:
         raise UserError(f"config.json of {name} has mask_token_id {mask!r}; it must be a token id from 0 to {size - 1}")
-    vocab = Vocab(mask, _ends(module.config, tokenizer), _frequencies(where, frequencies, module))
+    table = _frequencies(where, frequencies, module)
+    vocab = Vocab(mask, _ends(module.config, tokenizer), table, newlines(tokenizer))
     fitted = Path(adapter) if adapter is not None else None
     return getattr(cls, "facade", Model)(str(name), module, tokenizer, vocab, path=where, adapter=fitted)
 

@@ -144,6 +144,12 @@ def whole_text(text: Any) -> str:
     return text
 
 
+def newlines(tokenizer: Any) -> tuple[int, ...]:
+    """The token that ends a line, where the tokenizer has one."""
+    ids = tokenizer("\n", add_special_tokens=False)["input_ids"] if callable(tokenizer) else []
+    return tuple(ids) if len(ids) == 1 and ids[0] != getattr(tokenizer, "unk_token_id", None) else ()
+
+
 def wrap(
     module: Any,
     tokenizer: Any,
@@ -155,4 +161,5 @@ def wrap(
 ) -> Model:
     """Any module whose forward(input_ids, attention_mask) gives `.logits`; `shift` when they are next-token aligned.
     `frequency` (V,) is what UNCODE needs."""
-    return Model(type(module).__name__, module.eval(), tokenizer, Vocab(mask_id, tuple(eot_ids), frequency), shift)
+    vocab = Vocab(mask_id, tuple(eot_ids), frequency, newlines(tokenizer))
+    return Model(type(module).__name__, module.eval(), tokenizer, vocab, shift)

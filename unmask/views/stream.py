@@ -14,13 +14,14 @@ from unmask.models.model import Model
 
 
 class Stream:
-    """Writes the first row's text as it settles: the longest beginning without a mask. With remasking, only at the end."""
+    """Writes the first row's text as it settles: the longest beginning without a mask. Where settled text may still change,
+    only at the end."""
 
     def __init__(self, model: Model, out: TextIO, stop: Sequence[str] = ()):
         self.model, self.out, self.stop, self.written = model, out, stop, ""
 
     def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
-        if step.strategy.remask:
+        if step.strategy.remask or step.strategy.revise:
             return
         response = torch.where(chosen, step.seen.token, step.canvas.response)[0]
         masks = (response == step.canvas.vocab.mask_id).nonzero()

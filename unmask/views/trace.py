@@ -44,7 +44,11 @@ class Trace:
         if not self.decodes or self.decodes[-1].draws is not step.draws:  # each decode has random draws of its own
             self.decodes.append(_Decode(step.draws, step.strategy, step.canvas))
         decode, now, seen = self.decodes[-1], time.perf_counter(), step.seen
-        kept = (step.base, score, seen.token, chosen, step.reopened)
+        if step.after.ragged:
+            raise UserError("a trace shows a response of one length; this method changes it while it decodes")
+        revised = step.strategy.revise or step.strategy.focus
+        asked = (step.after.response, seen.token.masked_fill(seen.p == 0, -1)) if revised else (None, None)
+        kept = (step.base, score, seen.token, chosen, step.reopened, *asked)
         decode.steps.append((step.forward, step.window, 1000 * (now - self.clock), kept))
         self.clock = now
         if self.needs:
@@ -67,7 +71,7 @@ class _Decode:
     top: tuple[Any, Any] | None = None  # (B, L, 5) ids and probabilities, of the iteration that committed each slot
 
     def runs(self, model: Any) -> Iterator[Run]:
-        base, score, tokens, chosen, reopened = (self._column(i) for i in range(5))
+        base, score, tokens, chosen, reopened, after, asked = (self._column(i) for i in range(7))
         start, anchors, vocab = self.canvas.response.tolist(), self.canvas.anchors.tolist(), self.canvas.vocab
         rule = next((rule for rule in self.strategy.modifiers if hasattr(rule, "weight")), None)
         weight = rule.weight(self.canvas).tolist() if rule else None
@@ -75,9 +79,20 @@ class _Decode:
         for row in range(self.canvas.rows):
             state, guess = list(start[row]), [-1] * self.canvas.length
             steps: list[dict[str, Any]] = []
+            late: list[int] = []  # reopened after the last iteration: the next one shows it
             for t, (forward, window, ms, _) in enumerate(self.steps):
                 # What is reopened before the first iteration was never closed for whoever reads the trace.
                 again = [i for i, yes in enumerate(reopened[t][row]) if yes] if reopened and t else []
+                if (
+                    after
+                ):  # rules that revise may have written, replaced and reopened anything: what stands there then counts
+                    window, left = slice(0, self.canvas.length), after[t][row]
+                    replaced = {i for i, n in enumerate(left) if vocab.mask_id not in (n, state[i]) and n != state[i]}
+                    again = sorted({*again, *late, *replaced})
+                    seen = zip(left, asked[t][row], strict=True)
+                    tokens[t][row] = [old if n == vocab.mask_id and old >= 0 else n for n, old in seen]
+                    chosen[t][row] = [n != vocab.mask_id for n in left]
+                    late = [i for i, n in enumerate(left) if n == vocab.mask_id and state[i] != n and i not in again]
                 for i in again:
                     state[i] = vocab.mask_id
                 slots = [i for i in range(window.start, window.stop) if state[i] == vocab.mask_id]

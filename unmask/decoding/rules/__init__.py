@@ -25,6 +25,10 @@ class TokenRule(Protocol):
         """Ids that are never written, as if their logits were -inf."""
         ...
 
+    def adjust(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask) -> Tensor:
+        """Other logits (n, V) than the model's, before anything is read of them. `ask.read.kept` holds what it keeps."""
+        ...
+
     def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
         """Logits (n, V) of the slots at (rows, slots) -> the chosen token's logit and its id, (n,) each."""
         ...
@@ -75,6 +79,43 @@ class Remasker(Protocol):
 
     def extra(self, steps: int) -> int:
         """Forwards beyond those of the selection rule."""
+        ...
+
+
+class Focus(Protocol):
+    """The slots in view: a window that a row has of its own."""
+
+    def __call__(self, step: Step) -> Tensor:
+        """(B, L) bool. It is called before the forward, and again once the prediction is there (`step.seen.p`)."""
+        ...
+
+
+class Reviser(Protocol):
+    """The canvas after a step: slots opened again, tokens replaced, everything committed, slots added or cut."""
+
+    def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
+        """A canvas to look at first and where (B, L), by a forward of its own; `step.looks` holds what came of those
+        before. Called until it says None."""
+        return None
+
+    def __call__(self, step: Step, canvas: Canvas) -> Canvas:
+        """`canvas` is the one with the chosen slots filled, `step.canvas` the one before."""
+        ...
+
+    def extra(self, n: int, steps: int) -> int:
+        """Forwards beyond those of the selection rule, for a window of n slots."""
+        return 0
+
+
+class Remembers(Protocol):
+    """A rule of any kind that keeps something from one step to the next, in `canvas.memory`."""
+
+    def memory(self, canvas: Canvas) -> dict[str, Tensor]:
+        """What it keeps before the first forward: (B,) or (B, L, ...) each."""
+        ...
+
+    def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
+        """The same after a step, which still shows what was kept before it; `canvas` has the chosen slots filled."""
         ...
 
 

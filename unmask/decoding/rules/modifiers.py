@@ -100,3 +100,39 @@ class LinearPosition:
         size = step.window.stop - step.window.start
         place = torch.arange(step.canvas.length, device=score.device) - step.window.start
         return (1 - self.weight) * (s - low) / (high - low).clamp(min=1e-9) + self.weight * (size - place) / size
+
+
+@dataclass(frozen=True)
+class DampEOT:
+    """EOSER: ending early is made hard. c~_i = c_i (low + (high - low) p) where the prediction is end-of-text, p the progress."""
+
+    low: float = 0.4
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise UserError(f"low and high are factors with 0 <= low <= high, not {self.low} and {self.high}")
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        return torch.where(is_eot(step), score * (self.low + (self.high - self.low) * step.progress), score)
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Dream's `alg_temp`: the k best of c~ are k slots drawn without replacement with probability softmax(c / temperature).
+
+    c~_i = exp((c_i - max c) / temperature) / E_i, E_i ~ Exp(1): the order of these is such a draw. Every row draws its own.
+    """
+
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise UserError(f"the temperature of a draw is above 0, not {self.temperature}")
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        active = step.eligible.any(1).nonzero().squeeze(1)
+        noise = torch.ones_like(score)
+        noise[active] = -step.draws.uniform(active, step.canvas.length).log().to(score.dtype)
+        top = score.masked_fill(~step.eligible, -torch.inf).amax(1, keepdim=True)
+        return (((score - top) / self.temperature).exp() / noise).masked_fill(~step.eligible, 0)

@@ -31,6 +31,17 @@ class Even:
 
 
 @dataclass(frozen=True)
+class Across:
+    """ceil(masks left / steps left) counted over the whole response, also where only some of it is in view (DSB)."""
+
+    def __call__(self, step: Step) -> Tensor:
+        return -(-step.canvas.masked.sum(1) // max(1, step.budget - step.forward))
+
+    def bound(self, n: int, steps: int) -> int:
+        return n
+
+
+@dataclass(frozen=True)
 class Fixed:
     """`tokens` a step, whatever the budget."""
 

@@ -54,6 +54,17 @@ def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Everything:
+    """All slots in view at once; goes with a rule that opens most of them again."""
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        return step.eligible
+
+    def bound(self, n: int, steps: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
 class Quota:
     """As many of the best as the schedule says."""
 
@@ -119,6 +130,35 @@ class EntropyBound:
         h = step.seen.entropy.gather(1, rank(step, score))
         within = (h.cumsum(1) - h.cummax(1).values <= self.gamma).long().cumprod(1).sum(1)
         return best(step, score, torch.minimum(within.clamp(min=1), prefer(step).sum(1)))
+
+    def bound(self, n: int, steps: int) -> int:
+        return n
+
+
+@dataclass(frozen=True)
+class DynamicThreshold:
+    """SDAR and TraDo: every slot with c~ > tau if they are at least as many as the schedule says, else as many of the best."""
+
+    tau: float = 0.9
+    schedule: Schedule = Even()
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        sure, k = prefer(step) & (score > self.tau), self.schedule(step)
+        return torch.where(sure.sum(1, keepdim=True) >= k[:, None], sure, best(step, score, k))
+
+    def bound(self, n: int, steps: int) -> int:
+        return self.schedule.bound(n, steps)
+
+
+@dataclass(frozen=True)
+class EntropyThreshold:
+    """dParallel: every slot with H <= tau (nats), and always the best one by c~, which is the lowest H with NegativeEntropy."""
+
+    tau: float = 0.5
+    needs: ClassVar = frozenset({"entropy"})
+
+    def __call__(self, step: Step, score: Tensor) -> Tensor:
+        return (prefer(step) & (step.seen.entropy <= self.tau)) | best(step, score, torch.ones_like(step.opened))
 
     def bound(self, n: int, steps: int) -> int:
         return n
