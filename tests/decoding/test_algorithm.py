@@ -189,7 +189,7 @@ def test_uncode_by_hand():
 
 def test_position_decay_does_not_underflow_at_the_end_of_a_long_response():
     start = canvas(2048)
-    start = start.fill(torch.arange(2048)[None] < 2040, torch.full((1, 2048), 5), start.settled, 0)
+    start = start.fill(torch.arange(2048)[None] < 2040, torch.full((1, 2048), 5), start.settled, torch.zeros(1).long())
     done = decoded(Scripted(*[{5: 0.5}] * 2048), start, Strategy(modifiers=(PositionDecay(0.25),)), 8)
     assert done.canvas.when[0, 2040:].tolist() == list(range(8))  # from left to right, to the very end
     assert int(done.ties) == 0

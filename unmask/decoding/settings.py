@@ -58,6 +58,13 @@ def check(strategy: Any, steps: int, canvas: Any) -> None:
             rule.check(strategy, canvas)
 
 
+def unsound(step: Any) -> UserError:
+    """Whose fault it is that a score is NaN or infinite: the model's, or the method's."""
+    if not bool(step.seen.p.isfinite().all()):
+        return UserError("the model gave NaN or infinite logits; check its weights, or load it in float32")
+    return UserError("the method's score is NaN or infinite; check its settings, and rules of your own")
+
+
 def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name."""
     for name, value in settings.items():

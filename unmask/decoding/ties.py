@@ -45,7 +45,7 @@ def _shifted(seen: Prediction, by: float) -> Prediction:
 
 def _revised(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
     """(B, L) what stands there after the step's revising rules, those that ask for forwards of their own or resize left out."""
-    canvas = step.canvas.fill(chosen, step.seen.token, score, step.forward).remember(step.after.memory)
+    canvas = step.canvas.fill(chosen, step.seen.token, score, step.turn).remember(step.after.memory)
     for revise in step.strategy.revise:
         if not step.looks and not hasattr(revise, "longest"):
             canvas = revise(step, canvas)

@@ -143,7 +143,7 @@ class Unhurried(EarlyAnswer):
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         last = self.forwards(step)[-1]
         now = canvas.masked & self.clear(last, canvas)
-        return canvas.fill(now, last.seen.token, last.seen.p, last.forward)
+        return canvas.fill(now, last.seen.token, last.seen.p, last.turn)
 
     def extra(self, n: int, steps: int) -> int:
         return steps
@@ -158,7 +158,7 @@ class FillEOTTogether(FillEOT):
             return canvas
         written = ((canvas.response == canvas.vocab.pad_id) & step.inside).any(1, keepdim=True)
         where = canvas.masked & written
-        return canvas.fill(where, torch.full_like(canvas.response, canvas.vocab.pad_id), step.seen.p, step.forward)
+        return canvas.fill(where, torch.full_like(canvas.response, canvas.vocab.pad_id), step.seen.p, step.turn)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class PadBlocks(PadEOT):
             return canvas
         end = first((canvas.response == canvas.vocab.pad_id) & ~canvas.fixed)
         pad = torch.full_like(canvas.response, canvas.vocab.pad_id if self.pad is None else self.pad)
-        return canvas.fill((slots(canvas) >= end) & ~canvas.fixed, pad, step.seen.p, step.forward)
+        return canvas.fill((slots(canvas) >= end) & ~canvas.fixed, pad, step.seen.p, step.turn)
 
 
 @dataclass(frozen=True)
