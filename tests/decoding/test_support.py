@@ -62,8 +62,9 @@ def test_it_decodes_from_what_stands():
         5,
     ]
     # A prompt of one token gives slot 0 a half; the island gives slot 5 a half, and the prompt a little more.
+    # Then two settled slots stand to the right of slot 3, and decoding goes on from right to left.
     island = decoded(even, written(6, {4: 9}, ((5,),)), Strategy(modifiers=(Support(RHO, 0),), pace=1)).canvas
-    assert island.when[0].tolist() == [1, 2, 3, 4, 0, 0]
+    assert island.when[0].tolist() == [4, 3, 2, 1, 0, 0]
 
 
 def test_with_sacm_each_factor_multiplies():
