@@ -1,7 +1,7 @@
 """Run methods on a task: one JSON line per example, in a folder that survives a crash, and a summary with intervals.
 
 A run is one method with one recipe: `METHOD-HASH.jsonl` holds its examples, `METHOD-HASH.json` its recipe, where everything
-came from, and its summary. The hash is of the recipe, so that answers of another recipe can never be taken for its own."""
+came from, and its summary. The hash is that of the recipe, so answers of another recipe can never be taken for its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from unmask.tasks.sandbox import isolation
 
 
 def partition(sizes: Sequence[int], batch: int) -> list[list[int]]:
-    """Rows of like length together, always in the same batches whatever was done before."""
+    """Rows of similar length together, always in the same batches, whatever was done before."""
     order = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
@@ -98,7 +98,7 @@ def with_images(task: Task, rows: Rows, limit: int | None = None, skip_bad: bool
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows to decode together, with all that it takes besides the model: it can be sent to another process."""
+    """Rows to decode together, with everything needed besides the model, so that it can be sent to another process."""
 
     number: int  # its place in the partition
     indices: Sequence[int]  # of its rows in the data
@@ -143,7 +143,7 @@ def run_batch(model: Model, batch: Batch) -> list[Example]:
 
 
 def decoding_for(model: Model, task: Task, options: Decoding, seed: int | Sequence[int] | None = None) -> Decoding:
-    """How a task's rows are decoded: its length where none is asked for, its chat template, its stop strings."""
+    """How a task's rows are decoded: its length if none is asked for, its chat template, its stop strings."""
     plain = {f.name: getattr(options, f.name) for f in fields(Decoding)}
     return Decoding(**{
         **plain, "length": options.length or task.length, "raw": options.raw or not task.chat or not model.chats,
@@ -161,7 +161,7 @@ def run_method(
     prompts = [task.ask(row, rows.few_shot) for row in data.rows]
     sizes = [len(model.tokens(task.render(row, rows.few_shot))) for row in data.rows]
     batches = partition(sizes, options.batch)
-    if model.context and not task.image:  # the longest comes last: better to know before the others are decoded
+    if model.context and not task.image:  # the longest comes last: better to know before decoding the others
         longest = max(range(len(sizes)), key=sizes.__getitem__)
         raw = decoding_for(model, task, options).raw
         if (need := len(model.encode(prompts[longest], options.system, raw)) + identity["length"]) > model.context:
@@ -243,7 +243,7 @@ def evaluate(
 
 
 def check_code(task: Task, options: Options) -> None:
-    """Generated code is run only where the user allows it."""
+    """Generated code is run only if the user allows it."""
     if task.executes and not options.allow_code:
         raise UserError(f"grading {task.name} runs the code the model writes; allow it with --allow-code")
 
@@ -282,7 +282,7 @@ def together(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compared(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Every two methods on the same rows (their first seeds)."""
+    """Every pair of methods on the same rows (their first seeds)."""
     names = list(results)
     pairs = []
     for i, a in enumerate(names):

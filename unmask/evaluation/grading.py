@@ -82,7 +82,7 @@ def read(file: str, task: str | None, data: str | None, skip_bad: bool) -> tuple
 def graded(
     lines: Sequence[Line], mode: str = "", allow_code: bool = False, unisolated: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """A record a line: id, correct, extracted, rule."""
+    """One JSON record per line: id, correct, extracted, rule."""
     coded = sorted({line.task.name for line in lines if line.task.executes})
     limits = None
     if coded:
@@ -108,7 +108,7 @@ def graded(
 
 
 def totals(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Accuracy with its interval, a task."""
+    """Accuracy with its interval, per task."""
     found = []
     for task in dict.fromkeys(record["task"] for record in records):
         these = [record for record in records if record["task"] == task]

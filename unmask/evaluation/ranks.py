@@ -62,7 +62,7 @@ def dealt(model: Any, batches: Iterable[Batch]) -> Iterator[list[Example]]:
 
 
 def turn(model: Any, jobs: list[Any] | None = None) -> Any:
-    """One round: every rank gets its job from rank 0, which gets all that was made of them."""
+    """One round: every rank gets its job from rank 0, which gets all the results."""
     from torch import distributed
 
     job: list[Any] = [None]

@@ -31,7 +31,7 @@ from unmask.tasks import Rows, Task
 class Options(Decoding):
     """How to decode and how to grade, the same for every method of an evaluation."""
 
-    seeds: int = 1  # runs of a method that draws
+    seeds: int = 1  # runs of a method that draws at random
     mode: str = ""  # of grading; the parity modes are recorded beside it anyway
     allow_code: bool = False
     unisolated: bool = False
@@ -100,7 +100,7 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
 
 
 def settings(strategy: Strategy) -> dict[str, Any]:
-    """The method's settings by name, as data: what figures and reports read of a run."""
+    """The method's settings by name, as data: what figures and reports read from a run."""
     own = {"block": strategy.block, "pace": strategy.pace, "confidence": type(strategy.confidence).__name__}
     return {
         **{f.name: value for rule in rules(strategy) for f in fields(rule) if simple(value := getattr(rule, f.name))},
@@ -109,7 +109,7 @@ def settings(strategy: Strategy) -> dict[str, Any]:
 
 
 def stem(name: str, identity: Mapping[str, Any]) -> str:
-    """What a run's files are called: the method and the hash of its recipe."""
+    """The name of a run's files: the method and the hash of its recipe."""
     return f"{name}-{digest(identity)[:12]}"
 
 

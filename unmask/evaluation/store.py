@@ -17,7 +17,7 @@ Example = dict[str, Any]
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process a folder. The lock goes with the process, however it ends."""
+    """One process per folder. The lock ends with the process, however that ends."""
     import fcntl
 
     try:
@@ -41,7 +41,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def finished(path: Path, batches: Sequence[Sequence[int]]) -> list[Example]:
     """The examples of the batches a previous run completed. A torn last line and an unfinished batch are dropped and the
-    batch is done again whole, so that a resumed run equals a straight one."""
+    batch is repeated as a whole, so that a resumed run equals an uninterrupted one."""
     found: dict[int, Example] = {}
     if not path.exists():
         return []
@@ -63,7 +63,7 @@ def finished(path: Path, batches: Sequence[Sequence[int]]) -> list[Example]:
 
 
 def append(path: Path, examples: Sequence[Example]) -> None:
-    """On the disk before the next batch begins."""
+    """On disk before the next batch begins."""
     try:
         with path.open("ab") as file:
             file.write("".join(json.dumps(example, ensure_ascii=False) + "\n" for example in examples).encode())

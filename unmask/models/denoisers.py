@@ -28,7 +28,7 @@ class Opens(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward an ask, of the rows that ask."""
+    """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward per ask, over the rows that ask."""
 
     module: Backbone = field(repr=False)
 
@@ -150,8 +150,8 @@ class _Regiving(_Guiding):
 
 @dataclass(frozen=True)
 class Cached:
-    """Fast-dLLM's caches around a module of ours: the first forward of a window is full and keeps every K and V; those
-    after it run from the window on (prefix) or the window alone (dual), on keys that otherwise stay as they were."""
+    """Fast-dLLM's caches around a module of ours: the first forward of a window is full and keeps every K and V; later
+    ones run from the window on (prefix) or the window alone (dual) and reuse all other keys and values unchanged."""
 
     module: Backbone = field(repr=False)
     dual: bool = False

@@ -28,7 +28,7 @@ class Model:
     tokenizer: Any = field(repr=False)
     vocab: Vocab
     shift: bool = False  # of a wrapped module; ours know their own
-    path: Path | None = field(default=None, repr=False)  # the checkpoint's directory, where it has one
+    path: Path | None = field(default=None, repr=False)  # the checkpoint's directory, if it has one
     adapter: Path | None = field(default=None, repr=False)  # the directory of the LoRA on it
 
     @property
@@ -93,17 +93,17 @@ class Model:
             raise UserError(f"the chat template of {self.name} fails ({why:.120}); mend it, or pass --raw") from error
 
     def tokens(self, text: str) -> list[int]:
-        """The ids of a piece of text alone: nothing added before or behind it."""
+        """The ids of a piece of text alone: nothing is added before or after it."""
         return list(self.tokenizer(whole_text(text), add_special_tokens=False)["input_ids"])
 
     def text(self, ids: Sequence[int] | Tensor) -> str:
-        """Text without end-of-text and mask tokens; what stands behind an end-of-text token is kept."""
+        """Text without end-of-text and mask tokens; what follows an end-of-text token is kept."""
         drop = {self.vocab.mask_id, *self.vocab.eot_ids}
         kept = [i for i in (ids.tolist() if isinstance(ids, Tensor) else ids) if i not in drop]
         return self.tokenizer.decode(kept, skip_special_tokens=True)
 
     def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Opens:
-        """What predicts. `images`: the pictures of every row that has some, one row after the other, as Pillow images."""
+        """What predicts. `images`: the pictures of every row that has any, one row after the other, as Pillow images."""
         return chain(self.module, cfg=cfg, cache=cache, shift=self.shift)
 
     def begin(self, canvas: Canvas, images: Sequence[Any] = ()) -> Denoiser:
@@ -145,7 +145,7 @@ def whole_text(text: Any) -> str:
 
 
 def newlines(tokenizer: Any) -> tuple[int, ...]:
-    """The token that ends a line, where the tokenizer has one."""
+    """The token that ends a line, if the tokenizer has one."""
     ids = tokenizer("\n", add_special_tokens=False)["input_ids"] if callable(tokenizer) else []
     return tuple(ids) if len(ids) == 1 and ids[0] != getattr(tokenizer, "unk_token_id", None) else ()
 
