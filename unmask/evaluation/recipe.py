@@ -24,7 +24,8 @@ from unmask.decoding.settings import rules, simple
 from unmask.errors import UserError
 from unmask.generation import Decoding, reading
 from unmask.models.model import Model
-from unmask.tasks import Rows, Task
+from unmask.plugins import called, code_hash
+from unmask.tasks import Rows, Task, tasks
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class Options(Decoding):
             raise UserError("an evaluation decodes whole responses, one for each row: leave out infill and samples")
 
 
-def for_task(task: Task, methods: Sequence[str], wanted: Mapping[str, Any] | None = None) -> dict[str, Strategy]:
-    """Methods by name with the task's anchor and (kappa, beta, gamma), then the user's settings."""
+def for_task(
+    task: Task, methods: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any] | None = None
+) -> dict[str, Strategy]:
+    """Methods by name (or strategies and what they are called) with the task's anchor and (kappa, beta, gamma), then the user's settings."""
     return strategies(methods, wanted or {}, {**task.settings, "text": task.anchor})
 
 
@@ -66,9 +69,15 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
     """Everything that decides which tokens come out. Two runs with one recipe give the same answers."""
     length = options.length or task.length
     asked = json.dumps([task.ask(row, rows.few_shot) for row in rows.rows], ensure_ascii=False)
-    later = {
-        name: value for name in ("system", "ban") if (value := getattr(options, name))
-    }  # absent from older recipes
+    if " at 0x" in repr(strategy):  # an address: it says nothing, or next time something else
+        raise UserError(f"a rule must show its settings: make it a frozen dataclass; this is {strategy!r:.200}")
+    later = {  # only where there is something to say, so that older recipes stay as they were
+        "system": options.system,
+        "ban": options.ban,
+        "code_sha256": code_hash(strategy, task),
+        "grader": other_grader(task),
+        "grader_version": task.grader_version,
+    }
     return {
         "strategy": repr(strategy),
         "denoiser": repr(model.denoiser(options.cfg, options.cache)),
@@ -95,8 +104,14 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
         "data_sha256": rows.data.sha256,
         "prompts_sha256": hashlib.sha256(asked.encode()).hexdigest(),
         "rows": len(rows.rows),
-        **later,
+        **{name: value for name, value in later.items() if value},
     }
+
+
+def other_grader(task: Task) -> str:
+    """The name of a grader that is not the one this task was published with; "" where it is."""
+    known = tasks().get(task.name)
+    return "" if known and known.grade == task.grade and known.modes == task.modes else called(task.grade)
 
 
 def settings(strategy: Strategy) -> dict[str, Any]:
