@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from unmask.decoding import methods as builtin
 from unmask.decoding.algorithm import Strategy
 from unmask.errors import UserError
-from unmask.tasks import Task, find, tasks
+from unmask.tasks import Task, find, known
 
 T = TypeVar("T")
 FILES: dict[str, str] = {}  # the modules made of files: their names, and the sha256 of what was loaded
@@ -52,7 +52,7 @@ def task(name: str) -> Task:
         own = outside(name, "unmask.tasks", Task)
         if own is None:
             raise
-    if own.name in tasks():
+    if own.name in known():
         raise UserError(f"{name} is called {own.name!r}, as a built-in task is; give it a name of its own")
     return own
 
@@ -183,7 +183,10 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
 def called(function: Any) -> str:
     """A function by its name, and what a partial has given it."""
     if isinstance(function, partial):
-        given = [*map(repr, filter(_plain, function.args)), *(f"{k}={v!r}" for k, v in function.keywords.items() if _plain(v))]
+        given = [
+            *map(repr, filter(_plain, function.args)),
+            *(f"{k}={v!r}" for k, v in function.keywords.items() if _plain(v)),
+        ]
         return f"{called(function.func)}({', '.join(given)})"
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 

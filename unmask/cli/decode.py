@@ -24,6 +24,7 @@ from unmask.cli.options import (
     decoding,
     images,
     load,
+    methods_of,
     names,
     option,
     prompts,
@@ -63,7 +64,7 @@ def demo(args: argparse.Namespace) -> None:
   unmask generate "..." --method sacm --set kappa=12 --set text=Answer: --set at=-30""",
     PROMPT,
     PROMPTS,
-    option("--method", default="sacm", metavar="NAME", help="see `unmask methods` (default: sacm)"),
+    option("--method", default="sacm", metavar="NAME", help="see `unmask methods`, or FILE.py:NAME (default: sacm)"),
     SETTINGS,
     DECODING,
     option("--samples", type=int, default=1, metavar="N", help="samples per prompt, with seeds seed, seed + 1, ... (default: 1)"),
@@ -81,13 +82,13 @@ def generate(args: argparse.Namespace) -> None:
     from unmask.views.stream import Stream
 
     rows = prompts(args.prompt, args.prompts)
-    strategy = strategies([args.method], settings(args))[args.method]
+    ((name, strategy),) = strategies(methods_of([args.method]), settings(args)).items()
     how, pictures = decoding(args), images(args, rows)
     total = len(rows) * how.samples
     live = watched(args, total)
     model = load(args)
     stream = Stream(model, sys.stdout, how.stop) if args.stream and total == 1 and not args.json else None
-    screen = Screen([args.method], model) if live else None
+    screen = Screen([name], model) if live else None
     watch: list[Any] = [stream] if stream else screen.columns if screen else []
     made = generations(model, [asked(row) for row in rows], strategy, how, images=pictures, watch=watch)
     if screen:
@@ -134,7 +135,7 @@ def compare(args: argparse.Namespace) -> None:
     (row, *more) = prompts(args.prompt, args.prompts)
     if more:
         raise UserError("compare takes one prompt; `unmask generate --prompts` takes many")
-    found, how, live = strategies(names(args.methods), settings(args)), decoding(args), watched(args, 1)
+    found, how, live = strategies(methods_of(names(args.methods)), settings(args)), decoding(args), watched(args, 1)
     pictures, model = images(args, [row]), load(args)
     made: dict[str, Any] = {}
     with Screen(list(found), model) if live else nullcontext() as screen:
@@ -163,6 +164,7 @@ def compare(args: argparse.Namespace) -> None:
 def methods(args: argparse.Namespace) -> None:
     from unmask.decoding.methods import METHODS as rows
     from unmask.decoding.settings import recipe
+    from unmask.plugins import entry_points
 
     if args.json:
         print(json.dumps({name: repr(strategy) for name, strategy in rows.items()}, indent=1))
@@ -170,6 +172,9 @@ def methods(args: argparse.Namespace) -> None:
     width = max(map(len, rows))
     for name, strategy in rows.items():
         print(f"{name:{width}}  {recipe(strategy)}")
+    for point in entry_points("unmask.methods"):
+        if point.name not in rows:
+            print(f"{point.name:{width}}  {point.value}")
 
 
 @command(

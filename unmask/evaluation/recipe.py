@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from unmask.errors import UserError
 from unmask.generation import Decoding, reading
 from unmask.models.model import Model
 from unmask.plugins import called, code_hash
-from unmask.tasks import Rows, Task, tasks
+from unmask.tasks import Rows, Task, known
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Options(Decoding):
 def for_task(
     task: Task, methods: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any] | None = None
 ) -> dict[str, Strategy]:
-    """Methods by name (or strategies and what they are called) with the task's anchor and (kappa, beta, gamma), then the user's settings."""
+    """Methods by name (or strategies by what they are called) with the task's anchor and (kappa, beta, gamma), then the user's settings."""
     return strategies(methods, wanted or {}, {**task.settings, "text": task.anchor})
 
 
@@ -69,7 +70,9 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
     """Everything that decides which tokens come out. Two runs with one recipe give the same answers."""
     length = options.length or task.length
     asked = json.dumps([task.ask(row, rows.few_shot) for row in rows.rows], ensure_ascii=False)
-    if " at 0x" in repr(strategy):  # an address: it says nothing, or next time something else
+    if re.search(
+        r"<[^<>]* at 0x[0-9a-f]+>", repr(strategy)
+    ):  # an address: it says nothing, or next time something else
         raise UserError(f"a rule must show its settings: make it a frozen dataclass; this is {strategy!r:.200}")
     later = {  # only where there is something to say, so that older recipes stay as they were
         "system": options.system,
@@ -110,8 +113,9 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
 
 def other_grader(task: Task) -> str:
     """The name of a grader that is not the one this task was published with; "" where it is."""
-    known = tasks().get(task.name)
-    return "" if known and known.grade == task.grade and known.modes == task.modes else called(task.grade)
+    built_in = known().get(task.name)
+    same = built_in and (built_in.grade, built_in.modes) == (task.grade, task.modes)
+    return "" if same else called(task.grade)
 
 
 def settings(strategy: Strategy) -> dict[str, Any]:
