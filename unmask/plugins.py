@@ -103,9 +103,8 @@ def _made(name: str, value: Any, kind: type[T]) -> T:
             raise UserError(f"{name}() fails: {_said(error)}") from error
         if isinstance(value, kind):
             return value
-        raise UserError(f"{name}() returns a {type(value).__name__}; it must return a {kind.__name__}")
-    what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    raise UserError(f"{name} is {what}; it must be a {kind.__name__}, or a function that returns one")
+        raise UserError(f"{name}() returns {value!r:.40}; it must return a {kind.__name__}")
+    raise UserError(f"{name} is {value!r:.40}; it must be a {kind.__name__}, or a function that returns one")
 
 
 def load_file(path: str) -> ModuleType:

@@ -29,10 +29,11 @@ from unmask.cli.options import (
     option,
     prompts,
     settings,
+    writable,
 )  # fmt: skip
 from unmask.errors import UserError
 from unmask.files import write_text
-from unmask.progress import track
+from unmask.progress import Bar, track
 
 PROMPT = option("prompt", nargs="?", metavar="PROMPT", help='the prompt; "-" reads it from standard input')
 
@@ -58,7 +59,7 @@ def demo(args: argparse.Namespace) -> None:
     """
   unmask generate "Tom has 3 apples ..."
   unmask generate "What is 12 * 7?" --model GSAI-ML/LLaDA-8B-Instruct --method sacm --length 256 --steps 128
-  unmask generate --prompts questions.jsonl --json > answers.jsonl      rows: {"prompt": ...} or {"messages": [...]}
+  unmask generate --prompts questions.jsonl --out answers.jsonl         rows: {"prompt": ...} or {"messages": [...]}
   unmask generate "What is the tallest bar?" --image chart.png --model jacklishufan/lavida-llada-v1.0-instruct
   unmask generate "Write a letter" --infill "Dear [MASK*4], [MASK*40] Yours, Ada" --method top-probability
   unmask generate "..." --method sacm --set kappa=12 --set text=Answer: --set at=-30""",
@@ -73,10 +74,12 @@ def demo(args: argparse.Namespace) -> None:
     option("--stream", action="store_true", help="print the text as its beginning settles (one prompt)"),
     LIVE,
     option("--json", action="store_true", help="one JSON record per line: text, tokens, order, forwards, tie rate, EOT ratio"),
+    option("-o", "--out", metavar="FILE", help="write those records to a file; the same command resumes after a crash"),
     MODEL,
 )  # fmt: skip
 def generate(args: argparse.Namespace) -> None:
     from unmask.decoding.methods import strategies
+    from unmask.evaluation.answers import write_answers
     from unmask.generation import generations
     from unmask.views.live import Screen
     from unmask.views.stream import Stream
@@ -86,7 +89,15 @@ def generate(args: argparse.Namespace) -> None:
     how, pictures = decoding(args), images(args, rows)
     total = len(rows) * how.samples
     live = watched(args, total)
+    if args.out and (live or args.stream):
+        raise UserError("--out writes records to a file: leave out --stream and --live")
+    out = writable(args.out) if args.out else None
     model = load(args)
+    if out:
+        with Bar() as bar:
+            write_answers(model, rows, pictures, strategy, how, out, lambda done: bar.show("decoding", done, total))
+        print(out)
+        return
     stream = Stream(model, sys.stdout, how.stop) if args.stream and total == 1 and not args.json else None
     screen = Screen([name], model) if live else None
     watch: list[Any] = [stream] if stream else screen.columns if screen else []
