@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -57,3 +58,17 @@ def test_they_run_as_scripts(name, capsys):
 
 def test_every_example_is_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"rule", "task", "wrapped_model", "watcher"}
+
+
+def test_the_page_about_it(tmp_path, monkeypatch, capsys):
+    """Every Python block of docs/extend.md runs, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    page = (EXAMPLES.parent / "docs" / "extend.md").read_text()
+    space = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(block, "extend.md", "exec"), space)
+        assert capsys.readouterr().out.strip()
+    rows = re.findall(r"^    (\{.*\})$", page, re.M)
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    words = ("eval", "--task", "exact", "--data", "mine.jsonl", "--methods", "sacm,top-probability", *SHORT, "--json")
+    assert json.loads(run(capsys, *words))["rows"] == len(rows) == 2
