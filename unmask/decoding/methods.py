@@ -47,12 +47,14 @@ def method(name: str | Strategy) -> Strategy:
 
 
 def strategies(
-    names: Sequence[str], wanted: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    names: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Strategy]:
-    """Methods by name with those of the default settings that they have, then the wanted ones: each must fit one of them."""
+    """Methods by name, or strategies and what they are called, with those of the default settings that they have, then the
+    wanted ones: each must fit one of them."""
     if not names:
         raise UserError("name at least one method; `unmask methods` lists them")
-    plain = {name: settings.applied(method(name), dict(defaults or {}))[0] for name in names}
+    given = names if isinstance(names, Mapping) else {name: method(name) for name in names}
+    plain = {name: settings.applied(strategy, dict(defaults or {}))[0] for name, strategy in given.items()}
     if len(plain) == 1:
         return {name: strategy.with_(**wanted) for name, strategy in plain.items()}
     found = {name: settings.applied(strategy, dict(wanted)) for name, strategy in plain.items()}

@@ -1,7 +1,8 @@
 """Run methods on a task: one JSON line per example, in a folder that survives a crash, and a summary with intervals.
 
 A run is one method with one recipe: `METHOD-HASH.jsonl` holds its examples, `METHOD-HASH.json` its recipe, where everything
-came from, and its summary. The hash is that of the recipe, so answers of another recipe can never be taken for its own."""
+came from, and its summary. The hash is that of the recipe, so answers of another recipe can never be taken for its own. A run
+with another --limit takes the answers to the same prompts from a run of the folder that differs in nothing else (`borrowed`)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from unmask.errors import UserError
 from unmask.evaluation.metrics import answer_time, summarise
 from unmask.evaluation.recipe import Options, digest, draws, provenance, recipe, settings, stem
 from unmask.evaluation.significance import mean, paired, spread, wilson
-from unmask.evaluation.store import Example, append, finished, locked
+from unmask.evaluation.store import Example, append, borrowed, finished, locked
 from unmask.files import write_whole
 from unmask.generation import Decoding, generations
 from unmask.models.images import found
@@ -160,7 +161,6 @@ def run_method(
     data, named = rows.data, stem(name, identity)
     prompts = [task.ask(row, rows.few_shot) for row in data.rows]
     sizes = [len(model.tokens(task.render(row, rows.few_shot))) for row in data.rows]
-    batches = partition(sizes, options.batch)
     if model.context and not task.image:  # the longest comes last: better to know before decoding the others
         longest = max(range(len(sizes)), key=sizes.__getitem__)
         raw = decoding_for(model, task, options).raw
@@ -170,7 +170,10 @@ def run_method(
                 f"row {which} of {task.name} takes {need} tokens with its response; {model.name} was made for {model.context}"
             )
     lines, about = folder / f"{named}.jsonl", folder / f"{named}.json"
-    done = finished(lines, batches)
+    given = borrowed(lines, about, identity, prompts, [row.get(task.gold) for row in data.rows])
+    rest = [i for i in range(len(prompts)) if i not in given]
+    batches = [[rest[k] for k in batch] for batch in partition([sizes[i] for i in rest], options.batch)]
+    done = finished(lines, batches, given)
     seen = {example["index"] for example in done}
     record = {
         "method": name,
@@ -179,6 +182,8 @@ def run_method(
         "settings": settings(strategy),
         "provenance": {**provenance(model, rows), **getattr(pool, "about", {})},  # a pool says where it ran
     }
+    if given:
+        record["borrowed"] = {"rows": len(given), "from": sorted({given[i]["from"] for i in given})}
     if done and about.exists():  # the first part's provenance stands beside the last one's
         with suppress(ValueError, KeyError, OSError):
             record["resumed_from"] = json.loads(about.read_text())["provenance"]

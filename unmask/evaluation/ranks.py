@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -49,6 +50,12 @@ def dealt(model: Any, batches: Iterable[Batch]) -> Iterator[list[Example]]:
 
     left, world = iter(batches), get_world_size()
     while some := list(islice(left, world)):
+        try:
+            pickle.dumps(some[0])
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"a task for several ranks is made of functions with names, not of lambdas ({error})"
+            ) from None
         try:
             results = turn(model, [*some, *[None] * (world - len(some))])
         except RuntimeError as error:  # gloo: the connection was closed

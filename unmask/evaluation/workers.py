@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import time
 import warnings
 from collections import Counter
@@ -26,6 +27,7 @@ from unmask.evaluation.evaluate import Batch, evaluate, run_batch
 from unmask.evaluation.recipe import Options
 from unmask.evaluation.store import Example
 from unmask.models.loading import BUNDLED, load
+from unmask.plugins import FILES
 
 LOST = 3  # how many workers one batch, or loading, may kill before the run stops
 PATIENCE = 60  # seconds without a worker before the user is told what we are waiting for
@@ -182,6 +184,8 @@ class Workers:
         """The examples of each batch, as they are done. Whoever is idle takes the next; what a dead worker had is done again."""
         from ray.exceptions import RayError, RayTaskError
 
+        for name in FILES:  # what came from FILE.py travels with the batches: another machine may not have the file
+            self.ray.cloudpickle.register_pickle_by_value(sys.modules[name])
         left, again, done = iter(batches), [], []  # type: ignore[var-annotated]
         lost: Counter[int | str] = Counter()
         try:

@@ -141,6 +141,8 @@ class Source:
             return {}, f"a row must be an object, not {type(raw).__name__}"
         try:
             row = self.adapt(raw, name) if self.adapt else raw
+        except UserError as error:
+            return {}, str(error)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             return {}, f"cannot be read as a row ({type(error).__name__}: {error})"
         missing = [field for field in self.fields if row.get(field) is None]
