@@ -107,8 +107,10 @@ def generations(
     seeds = [seed + i for i in range(len(encoded))] if isinstance(seed, int) else list(seed)
     if len(seeds) != len(encoded):
         raise UserError(f"{len(seeds)} seeds were given for {len(encoded)} samples")
-    if model.context and (most := max(map(len, encoded)) + longest(strategy, length)) > model.context:
-        raise UserError(f"prompt and response take {'up to ' * (longest(strategy, length) > length)}{most} tokens; {model.name} was made for {model.context}")
+    limit = longest(strategy, length)
+    if model.context and (most := max(map(len, encoded)) + limit) > model.context:
+        grows = "up to " if limit > length else ""
+        raise UserError(f"prompt and response take {grows}{most} tokens; {model.name} was made for {model.context}")
     if steps is not None and steps > length:
         warnings.warn(f"{steps} steps for {length} tokens: at most {length} of them have something to do", stacklevel=3)
     for first in range(0, len(encoded), batch):

@@ -76,12 +76,14 @@ class _Decode:
             for t, (forward, window, ms, _) in enumerate(self.steps):
                 # What is reopened before the first iteration was never closed for whoever reads the trace.
                 again = [i for i, yes in enumerate(reopened[t][row]) if yes] if reopened and t else []
-                if after:  # rules that revise may have written, replaced and reopened anything: what stands there then counts
-                    window, left = slice(0, self.canvas.length), after[t][row]
-                    again = sorted({*again, *late, *(i for i, n in enumerate(left) if vocab.mask_id not in (n, state[i]) and n != state[i])})
-                    tokens[t][row] = [n if n != vocab.mask_id else max(old, -1) if old >= 0 else n for n, old in zip(left, asked[t][row], strict=True)]
-                    chosen[t][row] = [n != vocab.mask_id for n in left]
-                    late = [i for i, n in enumerate(left) if n == vocab.mask_id and state[i] != n and i not in again]
+                if after:  # a revising rule may have written, replaced or reopened anything: what it left is what counts
+                    window, left, mask = slice(0, self.canvas.length), after[t][row], vocab.mask_id
+                    replaced = [i for i, n in enumerate(left) if n != mask and state[i] not in (n, mask)]
+                    again = sorted({*again, *late, *replaced})
+                    late = [i for i, n in enumerate(left) if n == mask and state[i] != mask and i not in again]
+                    chosen[t][row] = [n != mask for n in left]
+                    guesses = [mask if n < 0 else n for n in asked[t][row]]
+                    tokens[t][row] = [n if n != mask else guess for n, guess in zip(left, guesses, strict=True)]
                 for i in again:
                     state[i] = vocab.mask_id
                 slots = [i for i in range(window.start, window.stop) if state[i] == vocab.mask_id]
