@@ -3,13 +3,14 @@ VENV ?= .venv
 PYTHON ?= python3
 RUN = $(VENV)/bin
 READY = $(VENV)/.ready
+SMALL = $(VENV)/.small
 
 .PHONY: help setup demo test lint bench gold model screenshots clean
 
 help:
 	@echo "make demo         SACM against plain decoding on the bundled model"
 	@echo "make test         lint, types and every test"
-	@echo "make lint         ruff and mypy"
+	@echo "make lint         ruff, its formatter, and mypy"
 	@echo "make bench        speed and memory, as ratios"
 	@echo "make gold         graders on real benchmark data: UNMASK_DATA=DIR make gold"
 	@echo "make model        train the bundled models from nothing, and print their acceptance table"
@@ -17,13 +18,19 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# What decoding needs: torch, transformers, safetensors, rich.
+$(SMALL): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/pip install --quiet --upgrade pip
+	$(RUN)/pip install --quiet -c constraints.txt -e .
+	touch $(SMALL)
+
+# And what the tests need: Ray, lm-eval, torchao, a browser driver, ...
+$(READY): $(SMALL)
 	$(RUN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
-demo: $(READY)
+demo: $(SMALL)
 	@$(RUN)/unmask demo
 
 test: lint
@@ -31,6 +38,7 @@ test: lint
 
 lint: $(READY)
 	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
 bench: $(READY)
@@ -47,10 +55,10 @@ model: $(READY)
 	$(TRAIN) --model build/first --steps 1300 --cooldown 0.6 --out build/tiny
 	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/first-rainbow
 	$(TRAIN) --padding rainbow --model build/first-rainbow --steps 1300 --cooldown 0.6 --out build/tiny-rainbow
-	$(RUN)/unmask accept --model build/tiny --rainbow build/tiny-rainbow --split validation --jobs 2 --out build/acceptance.jsonl
+	$(RUN)/unmask accept --model build/tiny --split tuning --workers 2 --out build/acceptance
 
 screenshots: $(READY)
-	$(RUN)/python docs/screenshots.py
+	$(RUN)/python scripts/screenshots.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -10,7 +10,7 @@ from support import checkpoints
 
 import unmask
 from unmask import Strategy, UserError
-from unmask.generation import generations
+from unmask.generation import Decoding, generations
 from unmask.views.stream import Stream
 
 PLAIN = "top-probability"
@@ -30,8 +30,15 @@ def test_a_string_gives_one_and_a_list_a_list(model):
 
 
 def test_a_conversation_is_one_prompt(model):
-    turns = [{"role": "user", "content": "Tom"}, {"role": "assistant", "content": "Ada"}, {"role": "user", "content": "How?"}]
-    assert unmask.generate(model, turns, PLAIN, length=8).tokens == unmask.generate(model, [turns], PLAIN, length=8)[0].tokens
+    turns = [
+        {"role": "user", "content": "Tom"},
+        {"role": "assistant", "content": "Ada"},
+        {"role": "user", "content": "How?"},
+    ]
+    assert (
+        unmask.generate(model, turns, PLAIN, length=8).tokens
+        == unmask.generate(model, [turns], PLAIN, length=8)[0].tokens
+    )
 
 
 def test_temperature_zero_is_the_argmax_also_for_a_method_that_samples(model):
@@ -102,7 +109,9 @@ def test_what_is_finished_is_kept(model):
     """The results of finished batches are out before the next begins."""
     made = []
     with pytest.raises(KeyboardInterrupt):
-        for generation in generations(model, ["Tom", "Ada", "How"], PLAIN, length=8, batch=1, watch=[interrupt(after=10)]):
+        for generation in generations(
+            model, ["Tom", "Ada", "How"], PLAIN, Decoding(length=8, batch=1), watch=[interrupt(after=10)]
+        ):
             made.append(generation)
     assert len(made) == 2
 
@@ -132,7 +141,7 @@ def test_more_steps_than_tokens_works_and_says_so(model):
         ([], {}, "there is no prompt"),
         ("Tom", {"length": 0}, "at least 1"),
         ("Tom", {"steps": 0}, "at least 1"),
-        ("Tom", {"temperature": -1.0}, "must not be negative"),
+        ("Tom", {"temperature": -1.0}, "a number that is not negative"),
         ("Tom", {"length": 600}, "was made for 512"),
         ("Tom <|mdm_mask|>", {}, "holds the mask token"),
         ("Tom", {"samples": 0}, "at least 1"),

@@ -135,7 +135,9 @@ def strategy(record: dict) -> tuple[Strategy, dict]:
             s, select=Quota(Fixed(p["unmask_k"])), remask=Remask(p["unmask_k"], p["init_unmask_ratio"], p["loop_steps"])
         )
     elif decoder.startswith("dream"):
-        confidence = {"entropy": NegativeEntropy(), "topk_margin": TopMargin(), "origin": PublishedChance()}.get(p["alg"])
+        confidence = {"entropy": NegativeEntropy(), "topk_margin": TopMargin(), "origin": PublishedChance()}.get(
+            p["alg"]
+        )
         s = replace(s, confidence=confidence or s.confidence, select=Quota(Timesteps(p["eps"])))
         if p["alg"] == "origin":
             s = replace(s, select=Chance(Timesteps(p["eps"])))
@@ -168,7 +170,9 @@ def test_trajectory(record: dict) -> None:
     eot = tuple(i for i in (record["eos_id"], record["eot_id"]) if i is not None)
     vocab = Vocab(record["mask_id"], eot, table)
     keep = record["attention_mask"] or [[1] * len(row) for row in record["prompt_ids"]]
-    prompts = [[t for t, real in zip(row, m, strict=True) if real] for row, m in zip(record["prompt_ids"], keep, strict=True)]
+    prompts = [
+        [t for t, real in zip(row, m, strict=True) if real] for row, m in zip(record["prompt_ids"], keep, strict=True)
+    ]
     canvas = Canvas.blank(prompts, length, vocab)
     ours, wrap = strategy(record)
     session = chain(model, **wrap).begin(canvas)
@@ -237,7 +241,10 @@ def replayed(record: dict) -> list[list[list[int]]]:
             for change in (edit, edit.get("rewritten", {"pos": [], "tok": []})):
                 for slot, token in zip(change["pos"], change["tok"], strict=True):
                     row[slot] = token
-            removed, inserted = set(edit.get("removed", [])), {at: (n, token) for at, n, token in edit.get("inserted", [])}
+            removed, inserted = (
+                set(edit.get("removed", [])),
+                {at: (n, token) for at, n, token in edit.get("inserted", [])},
+            )
             out: list[int] = []
             for slot in range(len(row) + 1):
                 n, token = inserted.get(slot, (0, 0))
@@ -252,7 +259,9 @@ def replayed(record: dict) -> list[list[list[int]]]:
 def test_zoo(record: dict) -> None:
     model, p = module(record["model"]), record["params"]
     keep = record["attention_mask"] or [[1] * len(row) for row in record["prompt_ids"]]
-    prompts = [[t for t, real in zip(row, m, strict=True) if real] for row, m in zip(record["prompt_ids"], keep, strict=True)]
+    prompts = [
+        [t for t, real in zip(row, m, strict=True) if real] for row, m in zip(record["prompt_ids"], keep, strict=True)
+    ]
     eot = tuple(i for i in (record["eos_id"], record["eot_id"]) if i is not None)
     ours, wanted = plan(record), replayed(record)
     canvas = Canvas.blank(prompts, len(wanted[0][0]) - len(record["prompt_ids"][0]), Vocab(record["mask_id"], eot))
@@ -276,9 +285,15 @@ def test_zoo(record: dict) -> None:
     for number, (now, kind, want) in enumerate(zip(made, kinds, wanted, strict=False)):
         ours_now = rows(now)
         if kind == "verify":  # its canvas has masks where it doubts
-            ours_now = [[w if o == record["mask_id"] else o for o, w in zip(*pair, strict=True)] for pair in zip(ours_now, want, strict=True)]
+            ours_now = [
+                [w if o == record["mask_id"] else o for o, w in zip(*pair, strict=True)]
+                for pair in zip(ours_now, want, strict=True)
+            ]
         elif kind == "joint":  # recorded with what is to be replaced still open
-            want = [[o if w == record["mask_id"] else w for o, w in zip(*pair, strict=True)] for pair in zip(ours_now, want, strict=True)]
+            want = [
+                [o if w == record["mask_id"] else w for o, w in zip(*pair, strict=True)]
+                for pair in zip(ours_now, want, strict=True)
+            ]
         assert ours_now == want, (number, kind)
     assert rows(done.canvas) == record["final_ids"]
     assert len(made) == record["num_forwards"]

@@ -43,7 +43,9 @@ def test_python_is_python(page):
         ast.parse(block if not block.lstrip().startswith('"') else "{" + block + "}")
 
 
-def test_readme_python_runs(monkeypatch, capsys):
-    (first, *_) = blocks(ROOT / "README.md", "python")
-    exec(compile(first, "README.md", "exec"), {})
+@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])
+def test_python_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (first, *_) = blocks(ROOT / page, "python")
+    exec(compile(first, page, "exec"), {})
     assert capsys.readouterr().out.strip()

@@ -1,8 +1,8 @@
 """unmask: the decoding toolkit for masked diffusion language models.
 
-    import unmask
-    model = unmask.load("tiny")
-    print(unmask.generate(model, "...", "sacm").text)
+import unmask
+model = unmask.load("tiny")
+print(unmask.generate(model, "...", "sacm").text)
 """
 
 from importlib import import_module
@@ -14,8 +14,9 @@ __version__ = "0.1.0"
 _WHERE = {
     name: f"unmask.{module}"
     for module, names in {
-        "models": "load wrap Model",
-        "generation": "generate generations Generation",
+        "models.loading": "load",
+        "models.model": "Model wrap",
+        "generation": "generate generations Decoding Generation",
         "decoding.algorithm": "decode Strategy SuffixAnchor AnchorModulation",
         "decoding.methods": "METHODS method",
         "decoding.canvas": "Canvas Vocab",
@@ -30,6 +31,7 @@ _WHERE = {
         "decoding.rules.schedules": "Even Across Fixed Due Timesteps Curve Shift Cosine LogitNormal",
         "decoding.rules.revising": "EarlyAnswer FillEOT PadEOT Verify Refine Backtrack Replace",
         "decoding.rules.selection": "Quota Threshold Factor EntropyBound DynamicThreshold EntropyThreshold Everything",
+        "decoding.rules.support": "Support Neighbours Density",
         "decoding.rules.tokens": "Argmax Gumbel ForbidEOT Credit EndPenalty",
         "decoding.reading": "run",
         "errors": "UserError",
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
     from unmask.decoding.reading import run
     from unmask.decoding.step import Step
     from unmask.errors import UserError
-    from unmask.generation import Generation, generate, generations
-    from unmask.models import Model, load, wrap
+    from unmask.generation import Decoding, Generation, generate, generations
+    from unmask.models.loading import load
+    from unmask.models.model import Model, wrap
 
 
 def __getattr__(name: str) -> Any:

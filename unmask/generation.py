@@ -1,4 +1,8 @@
-"""text -> canvas -> decode -> text: prompts in, Generations out, a batch at a time."""
+"""text -> canvas -> decode -> text: prompts in, Generations out, one batch at a time.
+
+`generate` is the front door. Behind it are three parts that can be used alone: `open_canvas` (prompts -> canvas),
+`decode_canvas` (run) and `read_canvas` (canvas -> Generations).
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,64 @@ from typing import Any, overload
 
 import torch
 
-from unmask.decoding.algorithm import Strategy, decode
+from unmask.decoding.algorithm import Decoded, Strategy, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
 from unmask.decoding.reading import run
 from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.decoding.settings import longest
-from unmask.errors import UserError
-from unmask.models import Messages, Model
+from unmask.errors import UserError, finite, whole
 from unmask.models.images import opened
+from unmask.models.model import Messages, Model
 
+Prompt = str | Messages | Sequence[int]
 SPAN = re.compile(r"\[MASK(?:\*(\d+))?\]")  # [MASK] or [MASK*12] in infilled text
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How to decode, whatever the method: one record for the command line, evaluation, traces and servers alike.
+
+    What a method is made of (kappa, block, tau, ...) is in its Strategy; what the user asks of any method is here.
+    """
+
+    length: int | None = None  # L, response tokens; None: the task's, or the model's
+    steps: int | None = None  # T; None: the method's pace (L / 2 in the paper)
+    temperature: float | None = None  # 0 takes the likeliest token; None leaves it to the method
+    seed: int | Sequence[int] = 0  # sample number i is drawn with seed + i, or with seed[i]
+    cfg: float = 0.0  # guidance scale
+    cache: str | None = None  # prefix, dual or prefix-lm
+    batch: int = 8  # prompts decoded together
+    raw: bool = False  # no chat template
+    system: str | None = None  # a system prompt
+    stop: Sequence[str] = ()  # the text is cut before the first of these strings
+    ban: Sequence[int] = ()  # token ids that are never written
+    infill: str | None = None  # the response as text with spans to fill: "Dear [MASK*8], thank you"; L is its length
+    samples: int = 1  # of every prompt
+
+    def __post_init__(self) -> None:
+        """Say no to what no model can do; numpy's numbers and any sequence become plain ones."""
+
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        for name in ("length", "steps", "batch", "samples"):
+            if getattr(self, name) is not None or name in ("batch", "samples"):
+                put(name, whole(name, getattr(self, name), 1))
+        for name in ("temperature", "cfg"):
+            if getattr(self, name) is not None:
+                put(name, finite(name, getattr(self, name)))
+        one = isinstance(self.seed, (int, str)) or not hasattr(self.seed, "__iter__")
+        put("seed", whole("seed", self.seed) if one else [whole("seed", seed) for seed in self.seed])  # type: ignore[union-attr]
+        put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        put("ban", tuple(whole("ban", i) for i in self.ban))
+        if self.infill is not None and self.length is not None:
+            raise UserError("infilled text has a length of its own: give infill or length, not both")
+        if self.cache not in CACHES:
+            raise UserError(f"the cache is {', '.join(filter(None, CACHES))}, not {self.cache!r}")
+
+
+CACHES = (None, "none", "prefix", "dual", "prefix-lm")
 
 
 @dataclass(frozen=True)
@@ -43,116 +94,92 @@ class Generation:
 def generate(model: Model, prompts: str, method: str | Strategy = ..., **options: Any) -> Generation: ...
 @overload
 def generate(
-    model: Model, prompts: Sequence[str | Messages | Sequence[int]], method: str | Strategy = ..., **options: Any
+    model: Model, prompts: Sequence[Prompt], method: str | Strategy = ..., **options: Any
 ) -> list[Generation]: ...
-def generate(model: Model, prompts: Any, method: str | Strategy = "sacm", **options: Any) -> Any:
-    """Decode prompts with a method: one prompt (a string, or the messages of one conversation) gives one Generation, a
-    list of them a list. The options are those of `generations`."""
-    if isinstance(prompts, str) or (prompts and all(isinstance(prompt, dict) for prompt in prompts)):
-        if options.get("images") is not None:
-            options["images"] = [options["images"]]
-        return generate(model, [prompts], method, **options)[0]
-    return list(generations(model, prompts, method, **options))
-
-
-def generations(
+def generate(  # type: ignore[misc]  # the overloads say what comes back; the options are listed here
     model: Model,
-    prompts: Sequence[str | Messages | Sequence[int]],
+    prompts: Any,
     method: str | Strategy = "sacm",
     *,
     length: int | None = None,
     steps: int | None = None,
-    system: str | None = None,
-    raw: bool = False,
-    infill: str | None = None,
     temperature: float | None = None,
     seed: int | Sequence[int] = 0,
-    samples: int = 1,
-    ban: Sequence[int] = (),
-    stop: Sequence[str] = (),
     cfg: float = 0.0,
     cache: str | None = None,
-    images: Sequence[Any] | None = None,
     batch: int = 8,
+    raw: bool = False,
+    system: str | None = None,
+    stop: str | Sequence[str] = (),
+    ban: Sequence[int] = (),
+    infill: str | None = None,
+    samples: int = 1,
+    images: Any = None,
+    watch: Sequence[Callable[..., None]] = (),
+) -> Any:
+    """Decode prompts with a method: one prompt (a string, or the messages of one conversation) gives one Generation, a
+    list of them a list. A prompt is text, the messages of a conversation, or token ids.
+
+    length: L, response tokens. steps: T, by default the method's pace (L / 2 in the paper). temperature: 0 takes the
+    likeliest token; None leaves it to the method. seed: sample number i is drawn with seed + i (or seed[i]). cfg: guidance
+    scale. cache: "prefix", "dual" or "prefix-lm". batch: prompts decoded together. raw: no chat template. system: a system
+    prompt. stop: the text is cut before the first of these strings. ban: token ids that are never written. infill: the
+    response as text with spans to fill, "Dear [MASK*8], thank you"; L is its length. samples: of every prompt, one after
+    the other. images: for every prompt its picture or list of pictures (a path, bytes or a Pillow image) or None; the
+    prompt says `<image>` where they go. watch: callables given (step, score, chosen) after every forward that decodes.
+    """
+    decoding = Decoding(
+        length, steps, temperature, seed, cfg, cache, batch, raw, system, stop, ban, infill, samples
+    )  # in the order of its fields
+    one = isinstance(prompts, str) or (
+        isinstance(prompts, Sequence) and bool(prompts) and all(isinstance(prompt, dict) for prompt in prompts)
+    )
+    if one:
+        prompts, images = [prompts], None if images is None else [images]
+    made = list(generations(model, prompts, method, decoding, images=images, watch=watch))
+    return made[0] if one and samples == 1 else made
+
+
+def generations(
+    model: Model,
+    prompts: Sequence[Prompt],
+    method: str | Strategy = "sacm",
+    decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
+    *,
+    images: Sequence[Any] | None = None,
     watch: Sequence[Callable[..., None]] = (),
 ) -> Iterator[Generation]:
-    """One Generation per prompt (`samples` of them each, one after the other), as the batches are done. A prompt is text,
-    the messages of a conversation, or token ids as they are.
+    """One Generation per prompt and sample, as the batches are done."""
+    strategy = strategy_for(model, method, decoding)
+    prompts = list(prompts)  # generators, too
+    pictures = _pictures(images, len(prompts))
+    encoded = encode_prompts(model, prompts, decoding, pictures, strategy)
+    pictures = [some for some in pictures for _ in range(decoding.samples)]
+    seeds = _seeds(decoding.seed, len(encoded))
+    for first in range(0, len(encoded), decoding.batch):
+        some = slice(first, first + decoding.batch)
+        begun = time.perf_counter()
+        shown = [opened(picture) for row in pictures[some] for picture in row]
+        canvas = open_canvas(model, encoded[some], strategy, decoding)
+        done = decode_canvas(model, canvas, strategy, decoding, seeds[some], shown, watch)
+        seconds = (time.perf_counter() - begun) / canvas.rows
+        yield from read_canvas(model, done, strategy, decoding, seeds[some], seconds)
 
-    length: L, response tokens. steps: T, by default the method's pace (L / 2 in the paper). system: a system prompt.
-    raw: no chat template. infill: the response as text with spans to fill, "Dear [MASK*8], thank you": L is its length.
-    temperature: 0 takes the likeliest token; None leaves it to the method. seed: sample number i is drawn with seed + i
-    (or seed[i]). ban: token ids never written. stop: text is cut before the first of these strings. cfg: guidance scale.
-    cache: "prefix" or "dual". images: for every prompt its picture or list of pictures (a path, bytes or a Pillow
-    image) or None; the prompt says `<image>` where they go.
-    """
-    if samples < 1 or batch < 1:
-        raise UserError(f"samples and batch are at least 1, not {samples} and {batch}")
-    if infill is not None and length is not None:
-        raise UserError("infilled text has a length of its own: give infill or length, not both")
-    size = getattr(getattr(model.module, "config", None), "vocab_size", None) or len(model.tokenizer)
-    if wrong := [i for i in ban if not 0 <= i < size]:
+
+# ---------------------------------------------------------------- prompts -> canvas
+
+
+def strategy_for(model: Model, method: str | Strategy, decoding: Decoding) -> Strategy:
+    """The method at the temperature that is asked for, without the banned tokens."""
+    size = model.vocabulary
+    if wrong := [i for i in decoding.ban if not 0 <= i < size]:
         raise UserError(f"there is no token {wrong[0]} to ban: the ids go from 0 to {size - 1}")
     strategy = named(method)
-    strategy = replace(strategy, read=reading(strategy.read, temperature, ban))
-    pictures = _pictures(images, len(_checked(prompts)))
-    encoded = [
-        ids
-        for prompt, some in zip(prompts, pictures, strict=True)
-        for ids in [_encoded(model, prompt, system, raw, some)] * samples
-    ]
-    pictures = [some for some in pictures for _ in range(samples)]
-    pieces = _spans(model, infill) if infill is not None else None
-    length = len(pieces) if pieces is not None else model.length if length is None else length
-    seeds = [seed + i for i in range(len(encoded))] if isinstance(seed, int) else list(seed)
-    if len(seeds) != len(encoded):
-        raise UserError(f"{len(seeds)} seeds were given for {len(encoded)} samples")
-    limit = longest(strategy, length)
-    if model.context and (most := max(map(len, encoded)) + limit) > model.context:
-        grows = "up to " if limit > length else ""
-        raise UserError(f"prompt and response take {grows}{most} tokens; {model.name} was made for {model.context}")
-    if steps is not None and steps > length:
-        warnings.warn(f"{steps} steps for {length} tokens: at most {length} of them have something to do", stacklevel=3)
-    for first in range(0, len(encoded), batch):
-        some = slice(first, first + batch)
-        begun = time.perf_counter()
-        denoiser = model.denoiser(cfg, cache, [opened(picture) for row in pictures[some] for picture in row])
-        canvas = Canvas.blank(encoded[some], length, model.vocab, model.device)
-        if pieces is not None:
-            canvas = _pinned(canvas, pieces)
-        canvas = strategy.prepare(canvas, model.tokens)
-        done = _run(model, denoiser, canvas, strategy, steps, seeds[some], watch)
-        seconds = (time.perf_counter() - begun) / canvas.rows
-        ids, when, real = done.canvas.response, done.canvas.when, done.canvas.real  # rows may have come to different lengths
-        first_end = ((ids == (model.vocab.eot_ids or (-1,))[0]) & real).sum(1) / real.sum(1)
-        any_end = (torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)) & real).sum(1) / real.sum(1)
-        for row in range(canvas.rows):
-            yield Generation(
-                text=cut(model.text(ids[row][real[row]]), stop),
-                tokens=ids[row][real[row]].tolist(), order=when[row][real[row]].tolist(),
-                forwards=int(done.forwards[row]), tie_rate=int(done.ties[row]) / max(1, int(done.chosen[row])),
-                eot_ratio=float(first_end[row]), eot_ratio_all=float(any_end[row]),
-                steps=steps or max(1, round(strategy.pace * length)), seed=seeds[first + row], seconds=seconds,
-            )  # fmt: skip
-
-
-@torch.inference_mode()
-def _run(model: Model, denoiser: Any, canvas: Canvas, strategy: Strategy, steps: int | None, seeds: list[int], watch: Any) -> Any:
-    session = denoiser.begin(canvas)
-    try:
-        return run(decode(canvas, strategy, steps, seeds, watch), session)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise UserError(f"not enough memory for {canvas.rows} rows of {canvas.length} tokens; use a smaller batch or length") from error
-    except RuntimeError as error:  # how a CPU says the same
-        if "can't allocate memory" in str(error):
-            raise UserError(f"not enough memory for {canvas.rows} rows of {canvas.length} tokens; use a smaller batch or length") from error
-        raise
+    return replace(strategy, read=reading(strategy.read, decoding.temperature, decoding.ban))
 
 
 def reading(read: Any, temperature: float | None, ban: Sequence[int]) -> Any:
-    """The method's token choice at another temperature and without the banned ids."""
-    if temperature is not None and temperature < 0:
-        raise UserError(f"the temperature must not be negative, and is {temperature}")
+    """A token rule at another temperature and without the banned ids."""
     if hasattr(read, "then"):
         return replace(read, then=reading(read.then, temperature, ban))
     if temperature is not None:
@@ -160,28 +187,82 @@ def reading(read: Any, temperature: float | None, ban: Sequence[int]) -> Any:
     return replace(read, forbid=(*read.forbid, *ban)) if ban else read
 
 
-def _checked(prompts: Sequence[Any]) -> Sequence[Any]:
+def encode_prompts(
+    model: Model,
+    prompts: Sequence[Prompt],
+    decoding: Decoding,
+    pictures: Sequence[Sequence[Any]] | None = None,
+    strategy: Strategy | None = None,
+) -> list[list[int]]:
+    """The token ids of every prompt, `samples` times each; what does not fit the model's context is refused here."""
     if not prompts:
         raise UserError("there is no prompt")
+    length = response_length(model, decoding)
+    most = longest(strategy, length) if strategy else length  # some methods let a response grow
+    found = []
     for i, prompt in enumerate(prompts):
-        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
-            raise UserError("the prompt is empty" if len(prompts) == 1 else f"prompt {i + 1} of {len(prompts)} is empty")
-    return prompts
+        which = "the prompt" if len(prompts) == 1 else f"prompt {i + 1} of {len(prompts)}"
+        if hasattr(prompt, "tolist"):  # numpy's and torch's
+            prompt = prompt.tolist()
+        if not isinstance(prompt, (str, list, tuple)):
+            raise UserError(f"{which} is text, messages or token ids, not {prompt!r:.60}")
+        if not len(prompt) or (isinstance(prompt, str) and not prompt.strip()):
+            raise UserError(f"{which} is empty")
+        ids = _encoded(model, prompt, decoding, pictures[i] if pictures else ())
+        if model.context and (need := len(ids) + most) > model.context:
+            size = f"{'up to ' * (most > length)}{need} tokens with its response"
+            raise UserError(f"{which} takes {size}; {model.name} was made for {model.context}")
+        found += [ids] * decoding.samples
+    return found
 
 
-def _encoded(model: Model, prompt: Any, system: str | None, raw: bool, pictures: list[Any]) -> list[int]:
-    if isinstance(prompt, (list, tuple)) and isinstance(prompt[0], int):
+def response_length(model: Model, decoding: Decoding) -> int:
+    """L: that of the infilled text, else what was asked for, else the model's."""
+    if decoding.infill is not None:
+        return len(_spans(model, decoding.infill))
+    return model.length if decoding.length is None else decoding.length
+
+
+def open_canvas(model: Model, prompts: Sequence[Sequence[int]], strategy: Strategy, decoding: Decoding) -> Canvas:
+    """The prompts' ids and L masks each, with what is infilled and what the method pins."""
+    length = response_length(model, decoding)
+    if decoding.steps is not None and decoding.steps > length:
+        warnings.warn(
+            f"{decoding.steps} steps for {length} tokens: at most {length} of them have something to do", stacklevel=4
+        )
+    canvas = Canvas.blank(prompts, length, model.vocab, model.device)
+    if decoding.infill is not None:
+        canvas = _pinned(canvas, _spans(model, decoding.infill))
+    return strategy.prepare(canvas, model.tokens)
+
+
+def _encoded(model: Model, prompt: Any, decoding: Decoding, pictures: Sequence[Any]) -> list[int]:
+    if isinstance(prompt, (list, tuple)) and all(
+        isinstance(token, int) and not isinstance(token, bool) for token in prompt
+    ):
+        size = model.vocabulary
+        if wrong := [token for token in prompt if not -(2**31) <= token < size or (token < 0 and not pictures)]:
+            raise UserError(
+                f"a prompt holds token {wrong[0]}, which {model.name} does not have: its ids go from 0 to {size - 1}"
+            )
         return list(prompt)
-    return model.encode(prompt, system, raw, [opened(picture) for picture in pictures])
+    return model.encode(prompt, decoding.system, decoding.raw, [opened(picture) for picture in pictures])
 
 
 def _pictures(images: Sequence[Any] | None, prompts: int) -> list[list[Any]]:
     """Every prompt's pictures as a list; they are opened a batch at a time."""
     if images is None:
-        return [[]] * prompts
+        return [[] for _ in range(prompts)]
     if len(images) != prompts:
         raise UserError(f"images has an entry for every prompt: {prompts}, not {len(images)}")
     return [[] if some is None else list(some) if isinstance(some, (list, tuple)) else [some] for some in images]
+
+
+def _seeds(seed: int | Sequence[int], samples: int) -> list[int]:
+    seeds = [seed + i for i in range(samples)] if isinstance(seed, int) else list(seed)
+    if len(seeds) != samples:
+        raise UserError(f"{len(seeds)} seeds were given for {samples} samples")
+    return seeds
 
 
 def _spans(model: Model, infill: str) -> list[int | None]:
@@ -189,6 +270,8 @@ def _spans(model: Model, infill: str) -> list[int | None]:
     out: list[int | None] = []
     end = 0
     for span in SPAN.finditer(infill):
+        if len(span[1] or "") > 6:
+            raise UserError(f"{span[0]:.30} asks for more tokens than any model takes")
         out += [*model.tokens(infill[end : span.start()]), *([None] * int(span[1] or 1))]
         end = span.end()
     out += model.tokens(infill[end:])
@@ -207,6 +290,58 @@ def _pinned(canvas: Canvas, pieces: list[int | None]) -> Canvas:
     return canvas
 
 
+# ---------------------------------------------------------------- run
+
+
+@torch.inference_mode()
+def decode_canvas(
+    model: Model,
+    canvas: Canvas,
+    strategy: Strategy,
+    decoding: Decoding,
+    seeds: Sequence[int],
+    images: Sequence[Any] = (),
+    watch: Sequence[Callable[..., None]] = (),
+) -> Decoded:
+    """Decode one canvas to its end; `images` are the pictures of its rows, one row after the other."""
+    session = model.denoiser(decoding.cfg, decoding.cache, images).begin(canvas)
+    try:
+        return run(decode(canvas, strategy, decoding.steps, seeds, watch), session)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if type(error) is RuntimeError and "can't allocate memory" not in str(error):  # how a CPU says that it is full
+            raise
+        rows = f"{canvas.rows} rows of {canvas.length} tokens"
+        raise UserError(f"not enough memory for {rows}; use a smaller batch or length") from error
+
+
+# ---------------------------------------------------------------- canvas -> Generations
+
+
+def read_canvas(
+    model: Model, done: Decoded, strategy: Strategy, decoding: Decoding, seeds: Sequence[int], seconds: float
+) -> list[Generation]:
+    """What was decoded, one Generation per row; `seconds` are those of one row."""
+    ids, when, real = (
+        done.canvas.response,
+        done.canvas.when,
+        done.canvas.real,
+    )  # rows may have come to different lengths
+    first_end = ((ids == (model.vocab.eot_ids or (-1,))[0]) & real).sum(1) / real.sum(1)
+    any_end = (torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)) & real).sum(1) / real.sum(1)
+    length = response_length(model, decoding)
+    return [
+        Generation(
+            text=cut(model.text(ids[row][real[row]]), decoding.stop), tokens=ids[row][real[row]].tolist(),
+            order=when[row][real[row]].tolist(), forwards=int(done.forwards[row]),
+            tie_rate=int(done.ties[row]) / max(1, int(done.chosen[row])),
+            eot_ratio=float(first_end[row]), eot_ratio_all=float(any_end[row]),
+            steps=strategy.steps(length, decoding.steps), seed=seeds[row], seconds=seconds,
+        )
+        for row in range(done.canvas.rows)
+    ]  # fmt: skip
+
+
 def cut(text: str, stop: Sequence[str]) -> str:
+    """The text before the first of the stop strings."""
     ends = [at for s in stop if s and (at := text.find(s)) >= 0]
     return text[: min(ends)] if ends else text

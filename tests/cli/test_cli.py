@@ -45,7 +45,18 @@ def test_generate_prints_text_and_json_the_record(model, capsys):
     text = run(capsys, "generate", "Tom has", "--model", model, "--length", "32", "--method", "sacm")
     record = json.loads(run(capsys, "generate", "Tom has", "--model", model, "--length", "32", "--json"))
     assert text == record["text"] + "\n"
-    assert {"prompt", "model", "method", "tokens", "order", "forwards", "tie_rate", "eot_ratio", "steps", "seed"} <= set(record)
+    assert {
+        "prompt",
+        "model",
+        "method",
+        "tokens",
+        "order",
+        "forwards",
+        "tie_rate",
+        "eot_ratio",
+        "steps",
+        "seed",
+    } <= set(record)
     assert record["forwards"] <= 16 and len(record["tokens"]) == 32
 
 
@@ -53,7 +64,10 @@ def test_prompts_from_files_and_standard_input(model, tmp_path, capsys, monkeypa
     rows = [{"prompt": "Tom has", "id": 7}, {"messages": [{"role": "user", "content": "Ada"}]}, "How many?"]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     common = ("--model", model, "--length", "24", "--method", "top-margin", "--json")
-    many = [json.loads(line) for line in run(capsys, "generate", "--prompts", str(tmp_path / "p.jsonl"), *common).splitlines()]
+    many = [
+        json.loads(line)
+        for line in run(capsys, "generate", "--prompts", str(tmp_path / "p.jsonl"), *common).splitlines()
+    ]
     assert [r["input"].get("id") for r in many] == [7, None, None]
     (tmp_path / "p.txt").write_text("Tom has")
     one = json.loads(run(capsys, "generate", "--prompts", str(tmp_path / "p.txt"), *common))
@@ -67,10 +81,26 @@ def test_answers_go_to_the_file_while_the_bar_is_on_the_terminal(model, tmp_path
     import pty
 
     rows = make(tmp_path / "p.jsonl", '"Tom has"\n"Ada \u2028 has"\n')
-    command = [sys.executable, "-m", "unmask", "generate", "--prompts", str(rows), "--model", model, "--length", "24", "--batch", "1", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "unmask",
+        "generate",
+        "--prompts",
+        str(rows),
+        "--model",
+        model,
+        "--length",
+        "24",
+        "--batch",
+        "1",
+        "--json",
+    ]
     master, slave = pty.openpty()
     with (tmp_path / "out.jsonl").open("w") as f:
-        process = subprocess.Popen(command, stdout=f, stderr=slave, env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"})
+        process = subprocess.Popen(
+            command, stdout=f, stderr=slave, env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+        )
         os.close(slave)
         seen = b""
         with contextlib.suppress(OSError):  # how a closed terminal ends
@@ -109,7 +139,16 @@ def test_frequencies_feed_uncode(model, tmp_path, capsys):
     (tmp_path / "corpus.txt").write_text("Tom has 3 apples\nTom has 4 apples\n")
     (tmp_path / "rows.jsonl").write_text('{"text": "Dear Ada"}\n')
     out = tmp_path / "f.json"
-    run(capsys, "frequencies", str(tmp_path / "corpus.txt"), str(tmp_path / "rows.jsonl"), "--model", model, "-o", str(out))
+    run(
+        capsys,
+        "frequencies",
+        str(tmp_path / "corpus.txt"),
+        str(tmp_path / "rows.jsonl"),
+        "--model",
+        model,
+        "-o",
+        str(out),
+    )
     table = json.loads(out.read_text())
     assert table["num_token"] == sum(table["p_baseline_dict"].values())
     common = ("generate", "Tom", "--model", model, "--length", "24", "--method", "uncode")
@@ -132,21 +171,45 @@ def test_bad_input_is_one_line(model, tmp_path, capsys):
     assert "no setting 'kapa'" in refused(capsys, "generate", "Tom", "--set", "kapa=3", *common)
     assert "none of these methods" in refused(capsys, "compare", "Tom", "--set", "kapa=3", *common)
     assert "cannot be read" in refused(capsys, "generate", "--prompts", str(tmp_path / "no.jsonl"), *common)
-    assert "line 2: not JSON" in refused(capsys, "generate", "--prompts", str(make(tmp_path / "a.jsonl", '"x"\n{\n')), *common)
-    assert 'line 1: a row is' in refused(capsys, "generate", "--prompts", str(make(tmp_path / "b.jsonl", "[1]\n")), *common)
+    assert "line 2: not JSON" in refused(
+        capsys, "generate", "--prompts", str(make(tmp_path / "a.jsonl", '"x"\n{\n')), *common
+    )
+    assert "line 1: a row is" in refused(
+        capsys, "generate", "--prompts", str(make(tmp_path / "b.jsonl", "[1]\n")), *common
+    )
     assert "no directory" in refused(capsys, "generate", "Tom", "--model", str(tmp_path / "none"))
     (tmp_path / "latin.jsonl").write_bytes(b'"caf\xe9"\n')
     assert "not UTF-8" in refused(capsys, "generate", "--prompts", str(tmp_path / "latin.jsonl"), *common)
-    assert "at least one prompt" in refused(capsys, "generate", "Tom", "--batch", "0", *common)
+    assert "batch is a whole number, at least 1, not 0" in refused(capsys, "generate", "Tom", "--batch", "0", *common)
 
 
 def test_interrupting_a_batch_keeps_what_is_finished(model, tmp_path):
     rows = make(tmp_path / "p.jsonl", '"Tom has"\n' * 400)
     out = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "unmask", "generate", "--prompts", str(rows), "--model", model, "--length", "64", "--batch", "2", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "unmask",
+        "generate",
+        "--prompts",
+        str(rows),
+        "--model",
+        model,
+        "--length",
+        "64",
+        "--batch",
+        "2",
+        "--json",
+    ]
     with out.open("w") as f:
-        process = subprocess.Popen(command, stdout=f, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell may have had it ignored
+        process = subprocess.Popen(
+            command,
+            stdout=f,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # a shell may have had it ignored
         deadline = time.time() + 120
         while out.stat().st_size == 0 and time.time() < deadline:
             time.sleep(0.1)

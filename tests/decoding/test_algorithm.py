@@ -100,8 +100,13 @@ def test_confidences_by_hand():
     assert scores(Strategy(), denoiser, canvas(2), 2)[0] == pytest.approx([0.6, 0.5], abs=1e-6)
     margin = scores(Strategy(confidence=TopMargin()), denoiser, canvas(2), 2)[0]
     assert margin == pytest.approx([0.3, 0.4], abs=1e-6)
-    h = [-sum(p * math.log(p) for p in ([0.6, 0.3] + [rest[0]] * 10)), -sum(p * math.log(p) for p in ([0.5, 0.1] + [rest[1]] * 10))]
-    assert scores(Strategy(confidence=NegativeEntropy()), denoiser, canvas(2), 2)[0] == pytest.approx([-x for x in h], abs=1e-5)
+    h = [
+        -sum(p * math.log(p) for p in ([0.6, 0.3] + [rest[0]] * 10)),
+        -sum(p * math.log(p) for p in ([0.5, 0.1] + [rest[1]] * 10)),
+    ]
+    assert scores(Strategy(confidence=NegativeEntropy()), denoiser, canvas(2), 2)[0] == pytest.approx(
+        [-x for x in h], abs=1e-5
+    )
     certainty = scores(Strategy(confidence=Certainty()), denoiser, canvas(2), 2)[0]
     assert certainty == pytest.approx([1 - x / math.log(V) for x in h], abs=1e-5)
 
@@ -184,7 +189,7 @@ def test_uncode_by_hand():
 
 def test_position_decay_does_not_underflow_at_the_end_of_a_long_response():
     start = canvas(2048)
-    start = start.fill(torch.arange(2048)[None] < 2040, torch.full((1, 2048), 5), start.settled, 0)
+    start = start.fill(torch.arange(2048)[None] < 2040, torch.full((1, 2048), 5), start.settled, torch.zeros(1).long())
     done = decoded(Scripted(*[{5: 0.5}] * 2048), start, Strategy(modifiers=(PositionDecay(0.25),)), 8)
     assert done.canvas.when[0, 2040:].tolist() == list(range(8))  # from left to right, to the very end
     assert int(done.ties) == 0
@@ -264,7 +269,9 @@ def test_remask_port_counts_and_reopens_the_least_sure():
     """L = 8, k = 2: three steps fill 6, two rounds of two forwards, one step fills the rest."""
     strategy = Strategy(select=Quota(Fixed(2)), remask=Remask(k=2, after=0.75, rounds=2))
     seen = []
-    done = decoded(Hashed(), canvas(8), strategy, watch=[lambda step, score, chosen: seen.append(step.reopened.sum().item())])
+    done = decoded(
+        Hashed(), canvas(8), strategy, watch=[lambda step, score, chosen: seen.append(step.reopened.sum().item())]
+    )
     assert seen == [0, 0, 0, 2, 2, 0]
     assert int(done.forwards) == 3 + 2 * 2 + 1
     assert done.canvas.masked.sum() == 0
@@ -275,7 +282,9 @@ def test_remask_official_reopens_by_the_confidence_at_commit():
     denoiser = Scripted({5: 0.9}, {5: 0.3}, {5: 0.8}, {5: 0.2})
     strategy = Strategy(select=Quota(Fixed(1)), remask=Remask(k=1, after=0.75, rounds=1, fresh=False))
     opened = []
-    done = decoded(denoiser, canvas(4), strategy, watch=[lambda step, score, chosen: opened.append(step.reopened[0].tolist())])
+    done = decoded(
+        denoiser, canvas(4), strategy, watch=[lambda step, score, chosen: opened.append(step.reopened[0].tolist())]
+    )
     assert opened[3] == [False, True, False, False]  # of slots 0, 2, 1 decoded so far, slot 1 was the least sure
     assert int(done.forwards) == 5  # no forward is spent on looking
 

@@ -40,9 +40,13 @@ COMPOSED = {
     "sacm + entropy bound + suppression": replace(
         METHODS["sacm"], select=selection.EntropyBound(0.5), defer=modifiers.SuppressEOT()
     ),
-    "sacm + remasking": replace(METHODS["sacm"], remask=remasking.Remask(k=2), select=selection.Quota(schedules.Fixed(2))),
+    "sacm + remasking": replace(
+        METHODS["sacm"], remask=remasking.Remask(k=2), select=selection.Quota(schedules.Fixed(2))
+    ),
     "suppression + remasking in blocks": Strategy(
-        select=selection.Quota(schedules.Fixed(1)), defer=modifiers.SuppressEOT(), block=5,
+        select=selection.Quota(schedules.Fixed(1)),
+        defer=modifiers.SuppressEOT(),
+        block=5,
         remask=remasking.Remask(k=1, rounds=4, fresh=False),
     ),
     "factor + suppression": Strategy(select=selection.Factor(1.0), defer=modifiers.SuppressEOT()),
@@ -73,24 +77,44 @@ COMPOSED = {
     "an early answer without an anchor": Strategy(revise=(revising.EarlyAnswer(2.0, 1.0, 0.5, start=2),)),
     "sacm + wino": replace(METHODS["sacm"], select=readiness.Wide(0.3), revise=(revising.Verify(0.8),), block=7),
     "quota + wino": Strategy(revise=(revising.Verify(0.8),)),
-    "sacm + rcr": replace(METHODS["rcr"], anchors=METHODS["sacm"].anchors, modifiers=METHODS["sacm"].modifiers, block=4),
-    "rcr along other curves": Strategy(select=selection.Everything(), revise=(revising.Refine("cosine"),), focus=focus.Behind(), block=6),
-    "sacm + saber": replace(METHODS["saber"], anchors=METHODS["sacm"].anchors, modifiers=METHODS["sacm"].modifiers, block=4),
-    "saber, n = 3": Strategy(select=readiness.AboveMean(3), revise=(revising.Backtrack(3),), focus=focus.Behind(), block=7),
+    "sacm + rcr": replace(
+        METHODS["rcr"], anchors=METHODS["sacm"].anchors, modifiers=METHODS["sacm"].modifiers, block=4
+    ),
+    "rcr along other curves": Strategy(
+        select=selection.Everything(), revise=(revising.Refine("cosine"),), focus=focus.Behind(), block=6
+    ),
+    "sacm + saber": replace(
+        METHODS["saber"], anchors=METHODS["sacm"].anchors, modifiers=METHODS["sacm"].modifiers, block=4
+    ),
+    "saber, n = 3": Strategy(
+        select=readiness.AboveMean(3), revise=(revising.Backtrack(3),), focus=focus.Behind(), block=7
+    ),
     "quota + saber": Strategy(revise=(revising.Backtrack(),)),
     "sacm + core": replace(METHODS["sacm"], revise=(revising.Replace(2, 1, 4, spare=1),)),
     "core, joint, in blocks": Strategy(revise=(revising.Replace(1, 1, 3, joint=True, spare=1),), block=6, pace=1),
     "klass + wino": Strategy(select=readiness.Stable(0.3, 3.0, 1), revise=(revising.Verify(0.8),)),
-    "credit + saber": Strategy(tokens.Credit(), select=readiness.AboveMean(), revise=(revising.Backtrack(by="current"),)),
+    "credit + saber": Strategy(
+        tokens.Credit(), select=readiness.AboveMean(), revise=(revising.Backtrack(by="current"),)
+    ),
     "sacm + adablock": replace(METHODS["sacm"], focus=focus.AdaBlock(3, 0.2), select=selection.Threshold(0.5)),
     "adablock + quota": Strategy(focus=focus.AdaBlock(4, 0.1)),
     "sacm + dsb": replace(METHODS["sacm"], focus=focus.Sliding(4, 6), select=selection.Quota(schedules.Across())),
     "dcd with padding": Strategy(select=selection.Threshold(0.4), focus=focus.Sliding(5), revise=(revising.PadEOT(3),)),
-    "sacm + daedal": replace(METHODS["sacm"], revise=(lengths.Expand(30, 3, 0.5, 0.9, 0.4, 4),), focus=focus.Frontier(6)),
+    "sacm + daedal": replace(
+        METHODS["sacm"], revise=(lengths.Expand(30, 3, 0.5, 0.9, 0.4, 4),), focus=focus.Frontier(6)
+    ),
     "sacm + growing length": replace(METHODS["sacm"], revise=(lengths.Density(40, 2, 0.3, 0.5, 4),)),
-    "daedal, small": Strategy(select=selection.Threshold(0.6), focus=focus.Frontier(4), revise=(lengths.Expand(26, 3, 0.4, 0.9, 0.4, 4),)),
-    "rho-eos, small": Strategy(select=selection.Threshold(0.6), focus=focus.Onward(4), revise=(lengths.Density(30, 2, 0.2, 0.4, 4, "linear", 9),)),
-    "klass + growing length": Strategy(select=readiness.Stable(0.3, 3.0, 1), revise=(lengths.Density(30, 2, 0.2, 0.4, 4),)),
+    "daedal, small": Strategy(
+        select=selection.Threshold(0.6), focus=focus.Frontier(4), revise=(lengths.Expand(26, 3, 0.4, 0.9, 0.4, 4),)
+    ),
+    "rho-eos, small": Strategy(
+        select=selection.Threshold(0.6),
+        focus=focus.Onward(4),
+        revise=(lengths.Density(30, 2, 0.2, 0.4, 4, "linear", 9),),
+    ),
+    "klass + growing length": Strategy(
+        select=readiness.Stable(0.3, 3.0, 1), revise=(lengths.Density(30, 2, 0.2, 0.4, 4),)
+    ),
     "credit + growing length": Strategy(tokens.Credit(), revise=(lengths.Density(30, 2, 0.2, 0.4, 4),)),
     "wino + growing length": Strategy(revise=(revising.Verify(0.8), lengths.Density(30, 2, 0.2, 0.4, 4, until=12))),
     "sliding + saber": Strategy(select=readiness.AboveMean(), focus=focus.Sliding(5), revise=(revising.Backtrack(),)),
@@ -119,7 +143,9 @@ def test_laws(name: str, prompts, length: int, steps: int, seed: int) -> None:
     assert not after.masked.any(), "no mask is left"
     assert torch.equal(after.ids[:, : after.start], before.ids[:, : before.start]), "the prompt is untouched"
     given = [after.response[row][after.fixed[row] & after.real[row]].tolist() for row in range(after.rows)]
-    assert given == [before.response[row][before.fixed[row]].tolist() for row in range(before.rows)], "fixed tokens are untouched"
+    assert given == [before.response[row][before.fixed[row]].tolist() for row in range(before.rows)], (
+        "fixed tokens are untouched"
+    )
     if not after.ragged:
         assert torch.equal(after.fixed, before.fixed), "and stay where they are"
     assert len(denoiser.asks) <= strategy.bound(length, steps), "forwards are within the bound"

@@ -9,9 +9,10 @@ from support.command import refused, run
 
 import unmask
 from unmask import cli
+from unmask.cli.options import typed
 from unmask.evaluation import doctor
 from unmask.evaluation.doctor import Case, Figures, choose, flood_step, symptoms, verdict
-from unmask.evaluation.evaluate import near_anchor
+from unmask.evaluation.metrics import near_anchor
 from unmask.generation import Generation
 from unmask.tasks import find
 
@@ -97,7 +98,9 @@ def test_stories_and_cups_tell_agreement_too():
 
 def made_up(eot=0.1, empty=0.0, flooded=0.0, early=0.0, right=None, rows=16, ties=0.0, agrees=None, near=None):
     marks = None if right is None else tuple(i < right for i in range(rows))
-    return Figures(rows, 48, eot, empty, flooded, 2 if flooded else None, early, near, near and 0.3, ties, agrees, marks)
+    return Figures(
+        rows, 48, eot, empty, flooded, 2 if flooded else None, early, near, near and 0.3, ties, agrees, marks
+    )
 
 
 ASKED = Case([], "--prompts q.jsonl", "16 prompts")
@@ -112,23 +115,35 @@ def four(plain, suppressed, anchored, sacm):
 def test_symptoms():
     assert symptoms(made_up(flooded=0.49, empty=0.09, early=0.24)) == []
     assert len(symptoms(made_up(flooded=0.5, empty=0.1, early=0.25))) == 3
-    assert symptoms(made_up(**SICK)) == ["100% of its responses flood with end-of-text, from step 2 of 48 on (EOT ratio 0.90)"]
+    assert symptoms(made_up(**SICK)) == [
+        "100% of its responses flood with end-of-text, from step 2 of 48 on (EOT ratio 0.90)"
+    ]
 
 
 def test_crowding_the_anchor_is_the_same_symptom_as_answering_early():
     """Half of the first slots, and twice their share of all slots (0.3 here)."""
     assert symptoms(made_up(near=0.59)) == symptoms(replace(made_up(near=0.49), near_all=0.1)) == []
     assert len(symptoms(replace(made_up(near=0.5), near_all=0.1))) == 1
-    assert symptoms(made_up(near=0.6)) == ["the first 15 % of the steps decode 60% of their slots within 14 of the anchor"]
+    assert symptoms(made_up(near=0.6)) == [
+        "the first 15 % of the steps decode 60% of their slots within 14 of the anchor"
+    ]
     both = "the first 15 % of the steps commit 80% of its answers, before the reasoning and decode 90% of their slots within 14 of the anchor"
     assert symptoms(made_up(early=0.8, near=0.9)) == [both]
     found = four(made_up(**SICK), made_up(empty=0.5), made_up(near=0.9), made_up(near=0.1))
     words, method, _ = verdict(found, ASKED)
-    assert method == "sacm" and "The anchor alone has 90% of the first slots near it; SACM brings that down to 10%." in words
+    assert (
+        method == "sacm"
+        and "The anchor alone has 90% of the first slots near it; SACM brings that down to 10%." in words
+    )
 
 
 def test_the_papers_story():
-    found = four(made_up(**SICK, right=2), made_up(eot=0.2, right=8), made_up(early=0.8, right=9, agrees=0.4), made_up(early=0.05, right=13, agrees=0.95))
+    found = four(
+        made_up(**SICK, right=2),
+        made_up(eot=0.2, right=8),
+        made_up(early=0.8, right=9, agrees=0.4),
+        made_up(early=0.05, right=13, agrees=0.95),
+    )
     words, method, command = verdict(found, GRADED, "--model tiny")
     said = " ".join(words)
     assert method == "sacm" and words[-1] == "Use sacm."
@@ -142,15 +157,22 @@ def test_nothing_is_wrong():
     found = four(*[made_up(right=12)] * 3, made_up(right=13))
     words, method, command = verdict(found, GRADED)
     assert method == "top-probability" and words[-1] == "Nothing is wrong: keep plain decoding (top-probability)."
-    assert words[0] == "Plain: no symptom (EOT ratio 0.10, 0% empty)." and "16 rows do not tell SACM from plain" in " ".join(words)
+    assert words[
+        0
+    ] == "Plain: no symptom (EOT ratio 0.10, 0% empty)." and "16 rows do not tell SACM from plain" in " ".join(words)
     assert command == "unmask eval --task cups --methods top-probability,sacm"
-    assert verdict(four(*[made_up()] * 4), ASKED)[1:] == ("top-probability", "unmask generate --prompts q.jsonl --method top-probability")
+    assert verdict(four(*[made_up()] * 4), ASKED)[1:] == (
+        "top-probability",
+        "unmask generate --prompts q.jsonl --method top-probability",
+    )
 
 
 def test_no_symptom_but_another_is_surely_right_more_often():
     found = four(made_up(right=2), made_up(right=2), made_up(right=3), made_up(right=14))
     assert verdict(found, GRADED)[1] == "sacm"
-    assert verdict(four(made_up(right=10), *[made_up(right=12)] * 3), GRADED)[1] == "top-probability"  # 2 rows more are no proof
+    assert (
+        verdict(four(made_up(right=10), *[made_up(right=12)] * 3), GRADED)[1] == "top-probability"
+    )  # 2 rows more are no proof
 
 
 def test_sacm_does_not_help():
@@ -165,7 +187,9 @@ def test_sacm_does_not_help():
 
 
 def test_sacm_is_still_early_so_tune():
-    found = four(made_up(**SICK, right=2), made_up(**SICK, right=2), made_up(early=0.8, right=5), made_up(early=0.6, right=6))
+    found = four(
+        made_up(**SICK, right=2), made_up(**SICK, right=2), made_up(early=0.8, right=5), made_up(early=0.6, right=6)
+    )
     words, method, command = verdict(found, GRADED, "--steps 8")
     assert method == "sacm" and words[-1] == "None of the four is without a symptom; sacm comes nearest."
     assert "SACM leaves 60%." in " ".join(words)
@@ -174,7 +198,11 @@ def test_sacm_is_still_early_so_tune():
 
 def test_nothing_cures_it():
     words, method, _ = verdict(four(*[made_up(**SICK, right=0)] * 4), GRADED)
-    assert method == "sacm" and "None of the four" in words[-1] and any("Few are right whatever the method" in word for word in words)
+    assert (
+        method == "sacm"
+        and "None of the four" in words[-1]
+        and any("Few are right whatever the method" in word for word in words)
+    )
     words, method, _ = verdict(four(made_up(**SICK, right=5), *[made_up(**SICK, right=0)] * 3), GRADED)
     assert method == "top-probability" and words[-1] == "None of the four cures it."
 
@@ -213,11 +241,30 @@ def test_the_table_fits_80_columns():
 def test_prompts_and_the_next_command_runs(folder, tmp_path, capsys):
     file = tmp_path / "my questions.jsonl"
     file.write_text('"Tom has"\n{"prompt": "Ada has"}\n{"messages": [{"role": "user", "content": "How many?"}]}\n')
-    asked = ("doctor", "--model", folder, "--prompts", file, "--length", 32, "--steps", 8, "--anchor", "Answer: so", "--set", "at=-12")
+    asked = (
+        "doctor",
+        "--model",
+        folder,
+        "--prompts",
+        file,
+        "--length",
+        32,
+        "--steps",
+        8,
+        "--anchor",
+        "Answer: so",
+        "--set",
+        "at=-12",
+    )
     record = json.loads(run(capsys, *asked, "--json", "--count", 2))
     assert list(record["methods"]) == ["plain", "suppressed", "anchored", "SACM"] and record["length"] == 32
     for figures in record["methods"].values():
-        assert figures["rows"] == 2 and figures["steps"] == 8 and figures["right"] is None and 0 <= figures["eot_ratio"] <= 1
+        assert (
+            figures["rows"] == 2
+            and figures["steps"] == 8
+            and figures["right"] is None
+            and 0 <= figures["eot_ratio"] <= 1
+        )
     assert record["methods"]["anchored"]["early"] is not None
     words = shlex.split(record["next"])
     assert words[:2] == ["unmask", "generate"] and str(file) in words
@@ -240,30 +287,49 @@ def test_on_the_bundled_model_and_its_task(capsys):
 def test_a_task_without_tuning_rows_is_not_graded(folder, tmp_path, capsys, monkeypatch):
     task = replace(find("cups"), tuning=None)
     monkeypatch.setattr("unmask.tasks.find", lambda name: task)
-    record = json.loads(run(capsys, "doctor", "--task", "cups", "--model", folder, "--count", 2, "--length", 32, "--steps", 4, "--json"))
+    record = json.loads(
+        run(capsys, "doctor", "--task", "cups", "--model", folder, "--count", 2, "--length", 32, "--steps", 4, "--json")
+    )
     assert record["prompts"] == "2 test rows of cups (no tuning rows: not graded)"
     assert all(figures["right"] is None for figures in record["methods"].values())
 
 
 def test_flags_are_typed_back():
-    given = {"model": "a b", "raw": True, "steps": None, "cfg": 0.0, "device_map": "auto", "batch": 8, "bad_rows": "stop"}
-    assert cli.flags(given) == "--model 'a b' --raw --device-map auto"
-    assert cli.flags({"batch": 4, "bad_rows": "skip"}) == "--batch 4 --bad-rows skip"
+    given = {
+        "model": "a b",
+        "raw": True,
+        "steps": None,
+        "cfg": 0.0,
+        "device_map": "auto",
+        "batch": 8,
+        "bad_rows": "stop",
+    }
+    assert typed(given) == "--model 'a b' --raw --device-map auto"
+    assert typed({"batch": 4, "bad_rows": "skip"}) == "--batch 4 --bad-rows skip"
 
 
 def test_a_task_that_runs_code_is_advised_with_allow_code():
     case = replace(GRADED, source="--task mbpp", task=find("mbpp"), graded=False)
     well, ill = made_up(), made_up(**SICK)
-    assert verdict(four(ill, ill, ill, well), case)[2] == "unmask eval --task mbpp --methods sacm,top-probability --allow-code"
-    assert verdict(four(ill, ill, ill, ill), case, "--length 64")[2] == "unmask tune --task mbpp --length 64 --allow-code"
+    assert (
+        verdict(four(ill, ill, ill, well), case)[2]
+        == "unmask eval --task mbpp --methods sacm,top-probability --allow-code"
+    )
+    assert (
+        verdict(four(ill, ill, ill, ill), case, "--length 64")[2] == "unmask tune --task mbpp --length 64 --allow-code"
+    )
 
 
 def test_settings_go_to_the_commands_that_take_them():
     given = ("text=so it is", "kappa=3")
     well, ill = made_up(), made_up(**SICK)
     assert verdict(four(well, well, well, well), ASKED, "", given)[2].endswith("--method top-probability")
-    assert verdict(four(ill, ill, well, ill), ASKED, "", given)[2].endswith("--method suffix-anchor --set 'text=so it is'")
-    assert verdict(four(ill, ill, ill, well), GRADED, "", given)[2].endswith("sacm,top-probability --set 'text=so it is' --set kappa=3")
+    assert verdict(four(ill, ill, well, ill), ASKED, "", given)[2].endswith(
+        "--method suffix-anchor --set 'text=so it is'"
+    )
+    assert verdict(four(ill, ill, ill, well), GRADED, "", given)[2].endswith(
+        "sacm,top-probability --set 'text=so it is' --set kappa=3"
+    )
     assert verdict(four(ill, ill, ill, ill), GRADED, "", given)[2] == "unmask tune --task cups --set 'text=so it is'"
 
 
@@ -274,10 +340,10 @@ def test_settings_go_to_the_commands_that_take_them():
         (("--task", "cups", "--prompts", "x"), "give --task NAME or --prompts FILE"),
         (("--task", "cupz"), "did you mean 'cups'?"),
         (("--prompts", "nothing.jsonl"), "nothing.jsonl cannot be read"),
-        (("--task", "cups", "--count", "0"), "--count and --batch are at least 1"),
+        (("--task", "cups", "--count", "0"), "--count is at least 1, not 0"),
         (("--task", "cups", "--set", "nonsense=1"), "none of these methods has a setting nonsense"),
     ],
 )
 def test_bad_input_is_one_line_before_a_model_is_loaded(argv, said, capsys, monkeypatch):
-    monkeypatch.setattr(unmask, "load", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("unmask.models.loading.load", lambda *a, **k: pytest.fail("loaded"))
     assert said in refused(capsys, "doctor", *argv)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from unmask.cli import main
-from unmask.decoding.methods import method
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Options, adapted, answer_time, evaluate, finished, limited, locked, partition
-from unmask.tasks import find
+from unmask.evaluation.evaluate import evaluate, partition
+from unmask.evaluation.metrics import answer_time
+from unmask.evaluation.recipe import Options, for_task
+from unmask.evaluation.store import finished, locked
+from unmask.tasks import Rows, find
 from unmask.tasks.data import Loaded
 
 CLI = [sys.executable, "-c", "from unmask.cli import main; main()"]
@@ -22,7 +24,7 @@ TIMED = {"seconds", "tokens_per_second", "text_tokens_per_second"}
 
 
 def methods(task, *names):
-    return {name: adapted(task, method(name), {})[0] for name in names}
+    return {name: for_task(task, [name], {})[name] for name in names}
 
 
 def examples(folder):
@@ -34,7 +36,10 @@ def examples(folder):
 
 
 def timeless(summary):
-    inner = {name: {k: v for k, v in s.items() if k not in TIMED | {"file", "files"}} for name, s in summary["methods"].items()}
+    inner = {
+        name: {k: v for k, v in s.items() if k not in TIMED | {"file", "files"}}
+        for name, s in summary["methods"].items()
+    }
     return {**summary, "methods": inner, "out": ""}
 
 
@@ -42,16 +47,25 @@ def timeless(summary):
 def run(model, tmp_path_factory):
     task = find("cups")
     out = tmp_path_factory.mktemp("runs") / "cups"
-    data = limited(task.rows.load("cups"), 6)
+    data = task.load(limit=6)
     options = Options(length=32, steps=8, batch=4, seeds=2)
-    return evaluate(model, task, methods(task, "sacm", "top-probability", "uniform"), data, None, options, out), out
+    return evaluate(model, task, methods(task, "sacm", "top-probability", "uniform"), data, options, out), out
 
 
 def test_the_summary_has_every_figure(run):
     summary, out = run
     assert json.loads((out / "summary.json").read_text()) == summary
     for s in summary["methods"].values():
-        named = {"accuracy", "interval", "eot_ratio", "answer_found", "early_answer", "answer_progress", "nfe", "tokens_per_forward"}
+        named = {
+            "accuracy",
+            "interval",
+            "eot_ratio",
+            "answer_found",
+            "early_answer",
+            "answer_progress",
+            "nfe",
+            "tokens_per_forward",
+        }
         assert named <= set(s)
         assert s["rows"] == 6 and s["nfe"] == 8 and s["tokens_per_forward"] == 4
         assert s["interval"][0] <= s["accuracy"] <= s["interval"][1]
@@ -59,7 +73,11 @@ def test_the_summary_has_every_figure(run):
     assert sacm["early_answer"] is not None and 0 <= sacm["answer_progress"] <= 1
     assert summary["methods"]["uniform"]["seeds"] == 2 and len(summary["methods"]["uniform"]["per_seed"]) == 2
     assert "seeds" not in sacm  # it draws nothing
-    assert [(p["a"], p["b"]) for p in summary["pairs"]] == [("sacm", "top-probability"), ("sacm", "uniform"), ("top-probability", "uniform")]
+    assert [(p["a"], p["b"]) for p in summary["pairs"]] == [
+        ("sacm", "top-probability"),
+        ("sacm", "uniform"),
+        ("top-probability", "uniform"),
+    ]
 
 
 def test_every_example_is_a_line(run):
@@ -67,7 +85,19 @@ def test_every_example_is_a_line(run):
     for rows in examples(out).values():
         assert sorted(row["index"] for row in rows) == list(range(6))
         for row in rows:
-            assert {"id", "prompt", "response", "tokens", "order", "extracted", "rule", "correct", "nfe", "tie_rate", "eot_ratio"} <= set(row)
+            assert {
+                "id",
+                "prompt",
+                "response",
+                "tokens",
+                "order",
+                "extracted",
+                "rule",
+                "correct",
+                "nfe",
+                "tie_rate",
+                "eot_ratio",
+            } <= set(row)
             assert len(row["tokens"]) == len(row["order"]) == 32
     first = json.loads(next(out.glob("sacm-*.jsonl")).read_text().splitlines()[0])
     assert first["seconds"] > 0 and first["order"].count(-1) == 3  # the anchor
@@ -76,22 +106,30 @@ def test_every_example_is_a_line(run):
 def test_the_recipe_and_where_it_came_from(run, model):
     record = json.loads(next(run[1].glob("sacm-*.json")).read_text())
     recipe = record["recipe"]
-    assert recipe["strategy"] == repr(adapted(find("cups"), method("sacm"), {})[0])
-    assert recipe["weights_sha256"] == model.weights_hash and (recipe["length"], recipe["steps"], recipe["seed"]) == (32, 8, 0)
+    assert recipe["strategy"] == repr(for_task(find("cups"), ["sacm"], {})["sacm"])
+    assert recipe["weights_sha256"] == model.weights_hash and (recipe["length"], recipe["steps"], recipe["seed"]) == (
+        32,
+        8,
+        0,
+    )
     assert {"denoiser", "frequency_sha256", "data_sha256", "anchor_ids"} <= set(recipe)
     about = record["provenance"]
-    assert about["versions"]["torch"] and about["device"] == "cpu" and about["data"]["revision"] and about["data"]["sha256"]
+    assert (
+        about["versions"]["torch"]
+        and about["device"] == "cpu"
+        and about["data"]["revision"]
+        and about["data"]["sha256"]
+    )
 
 
 def test_another_recipe_never_reuses_answers(run, model):
     _, out = run
     task, before = find("cups"), set(out.glob("sacm-*.jsonl"))
-    data = limited(task.rows.load("cups"), 6)
-    changed = adapted(task, method("sacm"), {"kappa": 3})[0]
+    changed = for_task(task, ["sacm"], {"kappa": 3})["sacm"]
     base = Options(length=32, steps=8, batch=4)
     seen = set(before)
     for strategy, options in ((changed, base), (methods(task, "sacm")["sacm"], replace(base, seed=1))):
-        evaluate(model, task, {"sacm": strategy}, limited(data, 2), None, options, out)
+        evaluate(model, task, {"sacm": strategy}, task.load(limit=2), options, out)
         now = set(out.glob("sacm-*.jsonl"))
         assert len(now - seen) == 1
         seen = now
@@ -104,10 +142,10 @@ def test_the_same_command_again_decodes_nothing(run, model, monkeypatch):
     summary, out = run
     task = find("cups")
     before = examples(out)
-    monkeypatch.setattr("unmask.generation.generate", lambda *a, **k: pytest.fail("decoded again"))
+    monkeypatch.setattr("unmask.evaluation.evaluate.generations", lambda *a, **k: pytest.fail("decoded again"))
     options = Options(length=32, steps=8, batch=4, seeds=2)
-    data = limited(task.rows.load("cups"), 6)
-    again = evaluate(model, task, methods(task, "sacm", "top-probability", "uniform"), data, None, options, out)
+    data = task.load(limit=6)
+    again = evaluate(model, task, methods(task, "sacm", "top-probability", "uniform"), data, options, out)
     assert again == summary and examples(out) == before
 
 
@@ -116,10 +154,12 @@ def test_a_damaged_run_resumes_to_the_same_end(run, model, tmp_path, damage):
     _, out = run
     source = next(out.glob("sacm-*.jsonl"))
     good = source.read_bytes().splitlines(keepends=True)
-    broken = {"torn": [*good[:5], good[5][:50]], "half a batch": good[:2], "garbage": [*good[:4], b"\x00\xff{]\n"]}[damage]
+    broken = {"torn": [*good[:5], good[5][:50]], "half a batch": good[:2], "garbage": [*good[:4], b"\x00\xff{]\n"]}[
+        damage
+    ]
     (tmp_path / source.name).write_bytes(b"".join(broken))
     task = find("cups")
-    evaluate(model, task, methods(task, "sacm"), limited(task.rows.load("cups"), 6), None, Options(length=32, steps=8, batch=4), tmp_path)
+    evaluate(model, task, methods(task, "sacm"), task.load(limit=6), Options(length=32, steps=8, batch=4), tmp_path)
     assert examples(tmp_path)[source.name] == examples(out)[source.name]
 
 
@@ -127,7 +167,9 @@ def test_kill_9_loses_nothing_and_resumes_to_the_same_summary(folder, tmp_path):
     """A real process, really killed."""
     command = ["eval", "--model", str(folder), "--task", "stories", "--methods", "sacm,uniform", "--limit", "16", "--batch", "2",
                "--length", "32", "--steps", "8", "--json"]  # fmt: skip
-    process = subprocess.Popen([*CLI, *command, "--out", str(tmp_path / "a")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*CLI, *command, "--out", str(tmp_path / "a")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         written = sum(file.read_bytes().count(b"\n") for file in (tmp_path / "a").glob("*.jsonl"))
@@ -142,7 +184,9 @@ def test_kill_9_loses_nothing_and_resumes_to_the_same_summary(folder, tmp_path):
     assert timeless(resumed) == timeless(straight)
     assert examples(tmp_path / "a") == examples(tmp_path / "b")
     for name, rows in kept.items():
-        assert len(rows) >= 2 and rows == examples(tmp_path / "a")[name][: len(rows)]  # nothing finished was lost or changed
+        assert (
+            len(rows) >= 2 and rows == examples(tmp_path / "a")[name][: len(rows)]
+        )  # nothing finished was lost or changed
 
 
 def eval_in_process(command, tmp_path):
@@ -165,7 +209,7 @@ def test_two_processes_on_one_folder(run, model):
     )  # fmt: skip
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=f"is in use by process {holder.pid}; wait for it, or pass another --out"):
-        evaluate(model, task, methods(task, "sacm"), limited(task.rows.load("cups"), 2), None, Options(length=32), out)
+        evaluate(model, task, methods(task, "sacm"), task.load(limit=2), Options(length=32), out)
     holder.kill()  # the lock goes with the process
     holder.wait()
     with locked(out):
@@ -191,32 +235,38 @@ def test_when_the_answer_was_committed():
     assert early == {"early_answer": True, "answer_progress": 0.0}
     late = answer_time([7] * 7, [0, 1, 9, -1, -1, 5, 6], 10, [])
     assert late == {"early_answer": False, "answer_progress": pytest.approx(2 / 3)}
-    assert answer_time([1, 8, 9, 5, 8, 9, 4], [0, 1, 2, 3, 4, 5, 0], 10, [[8, 9]]) == {"early_answer": True, "answer_progress": 0.0}
+    assert answer_time([1, 8, 9, 5, 8, 9, 4], [0, 1, 2, 3, 4, 5, 0], 10, [[8, 9]]) == {
+        "early_answer": True,
+        "answer_progress": 0.0,
+    }
     nowhere = {"early_answer": None, "answer_progress": None}
     assert answer_time([1, 2], [0, 1], 2, [[8, 9]]) == nowhere == answer_time([1, 8, 9], [0, -1, -1], 1, [])
 
 
 def test_bad_input_is_one_line_before_anything_is_written(model, tmp_path, capsys):
     task = find("cups")
-    data = limited(task.rows.load("cups"), 2)
+    data = task.load(limit=2)
     with pytest.raises(UserError, match="sacm on cups at length 10: position -20 is outside a response of 10 tokens"):
-        evaluate(model, task, methods(task, "sacm"), data, None, Options(length=10), tmp_path / "x")
+        evaluate(model, task, methods(task, "sacm"), data, Options(length=10), tmp_path / "x")
     with pytest.raises(UserError, match="grading humaneval runs the code the model writes; allow it with --allow-code"):
-        evaluate(model, find("humaneval"), {}, data, None, Options(), tmp_path / "x")
+        evaluate(model, find("humaneval"), {}, data, Options(), tmp_path / "x")
     with pytest.raises(UserError, match="no grading mode"):
-        evaluate(model, task, {}, data, None, Options(mode="strange"), tmp_path / "x")
+        evaluate(model, task, {}, data, Options(mode="strange"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    long = Loaded([{"question": "word " * 600, "answer": "red"}], "mine", "local", "0")
+    long = Rows(Loaded([{"question": "word " * 600, "answer": "red"}], "mine", "local", "0"))
     with pytest.raises(UserError, match=r"row 0 of cups takes \d+ tokens with its response; .* was made for 512"):
-        evaluate(model, task, methods(task, "sacm"), long, None, Options(), tmp_path / "y")
+        evaluate(model, task, methods(task, "sacm"), long, Options(), tmp_path / "y")
     assert not list((tmp_path / "y").glob("*.json*"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write in"):
-        evaluate(model, task, methods(task, "sacm"), data, None, Options(length=32), tmp_path / "file" / "x")
+        evaluate(model, task, methods(task, "sacm"), data, Options(length=32), tmp_path / "file" / "x")
     for command, message in (
         (["eval", "--task", "cupz"], "unmask: no task 'cupz'; did you mean 'cups'?\n"),
-        (["eval", "--task", "cups", "--methods", "sacm", "--set", "nonsense=1"], "unmask: none of these methods has a setting nonsense\n"),
-        (["eval", "--task", "mbpp"], "unmask: grading mbpp runs the code the model writes; allow it with --allow-code\n"),
+        (["eval", "--task", "cups", "--set", "nonsense=1"], "unmask: none of these methods has a setting nonsense\n"),
+        (
+            ["eval", "--task", "mbpp"],
+            "unmask: grading mbpp runs the code the model writes; allow it with --allow-code\n",
+        ),
     ):
         with pytest.raises(SystemExit) as stopped:
             main(command)
@@ -237,8 +287,11 @@ def test_a_full_disk_is_one_line_and_loses_nothing(run, model, tmp_path, monkeyp
         sync(file)
 
     monkeypatch.setattr("os.fsync", full)
-    asked = (model, task, methods(task, "sacm"), limited(task.rows.load("cups"), 6), None, Options(length=32, steps=8, batch=4), tmp_path)
-    with pytest.raises(UserError, match=r"cannot write .*: No space left on device; what was finished is kept, the same command resumes"):
+    asked = (model, task, methods(task, "sacm"), task.load(limit=6), Options(length=32, steps=8, batch=4), tmp_path)
+    with pytest.raises(
+        UserError,
+        match=r"cannot write .*: No space left on device; what was finished is kept, the same command resumes",
+    ):
         evaluate(*asked)
     evaluate(*asked)
     name = next(tmp_path.glob("sacm-*.jsonl")).name
@@ -247,9 +300,9 @@ def test_a_full_disk_is_one_line_and_loses_nothing(run, model, tmp_path, monkeyp
 
 def test_shots_and_own_rows_and_parity_modes(model, tmp_path):
     rows = [{"question": f"Q{i}?", "answer": f"#### {i}"} for i in range(3)]
-    data = Loaded(rows, "mine", "local", "0" * 64)
+    data = Rows(Loaded(rows, "mine", "local", "0" * 64))
     task = replace(find("gsm8k"), length=32)
-    summary = evaluate(model, task, methods(task, "suffix-anchor"), data, None, Options(batch=2), tmp_path)
+    summary = evaluate(model, task, methods(task, "suffix-anchor"), data, Options(batch=2), tmp_path)
     assert set(summary["methods"]["suffix-anchor"]["modes"]) == {"flexible-extract", "strict-match"}
     assert summary["length"] == 32
 
@@ -304,8 +357,21 @@ def test_grade_names_the_line_at_fault(tmp_path, capsys, line, message):
 
 
 def test_the_bundled_model_end_to_end(tmp_path, capsys):
-    main(["eval", "--task", "cups", "--methods", "sacm,top-probability", "--limit", "8", "--steps", "16", "--out", str(tmp_path), "--json"])
+    main(
+        [
+            "eval",
+            "--task",
+            "cups",
+            "--methods",
+            "sacm,top-probability",
+            "--limit",
+            "8",
+            "--steps",
+            "16",
+            "--out",
+            str(tmp_path),
+            "--json",
+        ]
+    )
     found = json.loads(capsys.readouterr().out)["methods"]
     assert found["sacm"]["answer_found"] == 1 and found["sacm"]["eot_ratio"] < found["top-probability"]["eot_ratio"]
-
-

@@ -9,9 +9,11 @@ import pytest
 from unmask.cli import main
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import adapted, summarise
-from unmask.evaluation.report import Progress, records, table
+from unmask.evaluation.metrics import summarise
+from unmask.evaluation.recipe import for_task
+from unmask.evaluation.report import records, table
 from unmask.paper import numbers as paper
+from unmask.progress import Bar
 from unmask.tasks import find
 
 LLADA = "GSAI-ML/LLaDA-8B-Instruct"
@@ -19,7 +21,7 @@ LLADA = "GSAI-ML/LLaDA-8B-Instruct"
 
 def write_run(folder, name, right, steps=128, model=LLADA, seed=0, nfe=None, task="gsm8k", changes=(), rows=10):
     """A finished run as `evaluate` leaves it: `right` of its ten rows correct."""
-    strategy = repr(adapted(find(task), METHODS[name], dict(changes))[0])
+    strategy = repr(for_task(find(task), [name], dict(changes))[name])
     recipe = {"strategy": strategy, "length": 256, "steps": steps, "seed": seed, "model": model, "task": task, "data_sha256": "d",
               "prompts_sha256": "p"}  # fmt: skip
     found = [
@@ -28,7 +30,12 @@ def write_run(folder, name, right, steps=128, model=LLADA, seed=0, nfe=None, tas
          "eot_ratio": 0.1, "eot_ratio_all": 0.1, "seconds": 1.0, "early_answer": False, "answer_progress": 0.5, "group": None}
         for i in range(rows)
     ]  # fmt: skip
-    record = {"method": name, "recipe_sha256": f"{name}{steps}{seed}{model}", "recipe": recipe, "summary": summarise(found, 256)}
+    record = {
+        "method": name,
+        "recipe_sha256": f"{name}{steps}{seed}{model}",
+        "recipe": recipe,
+        "summary": summarise(found, 256),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}-{steps}{seed}.json").write_text(json.dumps(record))
     (folder / f"{name}-{steps}{seed}.jsonl").write_text("".join(json.dumps(e) + "\n" for e in found))
@@ -43,10 +50,22 @@ def test_the_papers_tables_are_whole():
     for name, average in averages.items():  # the printed averages check the four numbers
         found = [c.accuracy for c in main_rows if c.model == "LLaDA" and c.method == name]
         assert sum(found) / 4 == pytest.approx(average, abs=0.006)
-    assert sum(c.accuracy for c in cells if c.table == "tab:main_vl_results" and c.method == "sacm") / 2 == pytest.approx(45.67)
+    assert sum(
+        c.accuracy for c in cells if c.table == "tab:main_vl_results" and c.method == "sacm"
+    ) / 2 == pytest.approx(45.67)
     assert all(c.method in METHODS for c in cells)
-    assert {c.length for c in cells if c.task == "mbpp"} == {128} and {c.steps for c in cells if c.task == "mbpp"} == {64}
-    sizes = {"gsm8k": 1319, "math500": 500, "strategyqa": 687, "humaneval": 164, "mbpp": 500, "chartqa": 2500, "mathvista": 1000}
+    assert {c.length for c in cells if c.task == "mbpp"} == {128} and {c.steps for c in cells if c.task == "mbpp"} == {
+        64
+    }
+    sizes = {
+        "gsm8k": 1319,
+        "math500": 500,
+        "strategyqa": 687,
+        "humaneval": 164,
+        "mbpp": 500,
+        "chartqa": 2500,
+        "mathvista": 1000,
+    }
     for c in cells:  # every percentage is a count of rows: a slip of the pen would not be
         if c.task in sizes:
             count = c.accuracy * sizes[c.task] / 100
@@ -57,8 +76,8 @@ def test_a_run_finds_its_number_in_the_paper():
     def cell(name, **changes):
         options = {"steps": 128, "length": 256, "model": LLADA, "task": "gsm8k"} | {k: changes.pop(k) for k in list(changes) if k in
                    ("steps", "length", "model", "task")}  # fmt: skip
-        strategy = repr(adapted(find(options["task"]), METHODS[name], changes)[0])
-        found = paper.beside({**options, "strategy": strategy}, name)
+        strategy = repr(for_task(find(options["task"]), [name], changes)[name])
+        found = paper.beside({"method": name, "recipe": {**options, "strategy": strategy}})
         return found and found.accuracy
 
     assert cell("sacm") == 76.88 and cell("sacm", steps=32) == 57.70 and cell("sacm", length=64, steps=32) == 62.55
@@ -121,7 +140,12 @@ def test_diff_shows_what_flipped(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "10 rows in common, 2 flipped: 2 right in a alone, 0 in b alone; a - b = +20.00 points" in text
     assert "=== 2  gold: 2" in text and "=== 3" in text and "=== 4" not in text
-    assert "RIGHT  '2' by anchor" in text and "WRONG  '2' by anchor" in text and "sacm says 2" in text and "top-probability says 2" in text
+    assert (
+        "RIGHT  '2' by anchor" in text
+        and "WRONG  '2' by anchor" in text
+        and "sacm says 2" in text
+        and "top-probability says 2" in text
+    )
     assert max(map(len, text.splitlines())) <= 80 or str(tmp_path) in max(text.splitlines(), key=len)
     main(["diff", str(tmp_path), "--methods", "sacm,top-probability", "--json"])
     flips = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -163,7 +187,7 @@ class Terminal(io.StringIO):
 
 def test_the_bar_is_for_terminals():
     for stream, drawn in ((io.StringIO(), False), (Terminal(), True)):
-        with Progress(stream) as bar:
-            bar("sacm", 0, 4, 0)
-            bar("sacm", 2, 4, 1)
+        with Bar(stream) as bar:
+            bar.accuracy("sacm", 0, 4, 0)
+            bar.accuracy("sacm", 2, 4, 1)
         assert ("accuracy 50.0 %" in stream.getvalue()) is drawn

@@ -12,10 +12,10 @@ from support.command import refused, run
 
 import unmask
 from unmask import cli
-from unmask.decoding.methods import method
 from unmask.errors import UserError
 from unmask.evaluation import tune
-from unmask.evaluation.evaluate import Options, adapted
+from unmask.evaluation.evaluate import load_rows
+from unmask.evaluation.recipe import Options, for_task
 from unmask.evaluation.tune import GRID, Point, points, search, stages, survivors
 from unmask.tasks import Grade, find, tasks
 from unmask.views import figures
@@ -29,7 +29,9 @@ def scripted(rights: dict[Point, str], forwards: int = 3):
 
     def decode(wanted, begin, end):
         asked.append((tuple(wanted), begin, end))
-        return {point: [(mark == "1", forwards) for mark in rights[point].replace(" ", "")[begin:end]] for point in wanted}
+        return {
+            point: [(mark == "1", forwards) for mark in rights[point].replace(" ", "")[begin:end]] for point in wanted
+        }
 
     return decode, asked
 
@@ -60,7 +62,11 @@ def test_ties_with_the_last_one_kept_stay():
     assert survivors({A: [True], B: [True], C: [True], D: [False]}, A) == [A, B, C]
     assert survivors({A: [False], B: [False], C: [False], D: [False]}, A) == [A, B, C, D]
     assert survivors({A: [False], B: [True], C: [False], D: [True]}, A) == [A, B, D]
-    assert survivors({A: [True], B: [False], C: [False]}, A) == [A, B, C]  # half of three is two, and two tie for the second place
+    assert survivors({A: [True], B: [False], C: [False]}, A) == [
+        A,
+        B,
+        C,
+    ]  # half of three is two, and two tie for the second place
 
 
 def test_of_equals_the_nearest_to_the_default_then_the_smaller():
@@ -75,7 +81,10 @@ def test_of_equals_the_nearest_to_the_default_then_the_smaller():
     assert search(everywhere, default, [1], scripted(right(both))[0], True).chosen == both[0]
 
 
-@pytest.mark.parametrize("count, first, rows", [(128, 16, [16, 32, 64, 128]), (100, 12, [13, 25, 50, 100]), (8, 8, [8]), (1, 4, [1]), (3, 1, [1, 2, 3])])
+@pytest.mark.parametrize(
+    "count, first, rows",
+    [(128, 16, [16, 32, 64, 128]), (100, 12, [13, 25, 50, 100]), (8, 8, [8]), (1, 4, [1]), (3, 1, [1, 2, 3])],
+)
 def test_stages(count, first, rows):
     assert stages(count, first) == rows
 
@@ -105,19 +114,23 @@ def chance(text, row):
 
 def tuned(model, out, mode, count=8, grid=None):
     task = replace(find("cups"), grade=chance)
-    data = tune.sampled(task, task.tuning_rows(), count, 0)
-    strategy = adapted(task, method("sacm"), {})[0]
-    return tune.tune(model, task, "sacm", strategy, data, None, Options(length=32, steps=16, batch=2), out,
+    data = load_rows(task, "tuning", limit=count, shuffle=0)
+    strategy = for_task(task, ["sacm"], {})["sacm"]
+    return tune.tune(model, task, "sacm", strategy, data, Options(length=32, steps=16, batch=2), out,
                      grid=grid or {"kappa": (1, 14), "beta": (0.3, 1.3), "gamma": (0.1, 0.85)}, first=2, mode=mode)  # fmt: skip
 
 
 @pytest.fixture
 def decoded(monkeypatch):
     """How many prompts were decoded."""
-    from unmask import generation
+    from unmask.evaluation import evaluate
 
-    real, seen = generation.generate, []
-    monkeypatch.setattr(generation, "generate", lambda model, prompts, *a, **k: (seen.extend(prompts), real(model, prompts, *a, **k))[1])
+    real, seen = evaluate.generations, []
+    monkeypatch.setattr(
+        evaluate,
+        "generations",
+        lambda model, prompts, *a, **k: (seen.extend(prompts), real(model, prompts, *a, **k))[1],
+    )
     return seen
 
 
@@ -151,21 +164,25 @@ def test_only_tuning_rows_are_asked(model, tmp_path):
     asked = {json.loads(line)["id"] for file in tmp_path.rglob("*.jsonl") for line in file.read_text().splitlines()}
     assert len(asked) == 4 and all(name.startswith("cups-validation-") for name in asked)
     tested = {row["question"] for row in find("cups").rows.load("cups").rows}
-    assert not tested & {json.loads(line)["prompt"] for file in tmp_path.rglob("*.jsonl") for line in file.read_text().splitlines()}
+    assert not tested & {
+        json.loads(line)["prompt"] for file in tmp_path.rglob("*.jsonl") for line in file.read_text().splitlines()
+    }
 
 
 def test_rows_are_drawn_and_a_larger_draw_begins_with_the_smaller():
     task = find("cups")
-    loaded = task.tuning_rows()
-    few, many = (tune.sampled(task, loaded, n, 0).rows for n in (8, 16))
-    assert many[:8] == few != loaded.rows[:8] and tune.sampled(task, loaded, 8, 1).rows != few
+    few, many = (load_rows(task, "tuning", limit=n, shuffle=0).rows for n in (8, 16))
+    assert (
+        many[:8] == few != task.load("tuning", limit=8).rows
+        and load_rows(task, "tuning", limit=8, shuffle=1).rows != few
+    )
 
 
 def test_the_table_and_the_words(tmp_path, monkeypatch, model):
     """A scripted outcome through the whole record: halving drops the point that the full sweep chooses."""
     late = {0.8: "00111111", 1.3: "01100000", 1.0: "11000000", 1.1: "10110000"}
 
-    def written(model, task, methods, data, shots, options, out, report, pool):
+    def written(model, task, methods, rows, options, out, report, pool):
         out.mkdir(parents=True, exist_ok=True)
         begin, end = map(int, out.name.split("-")[1:])
         found = {}
@@ -181,7 +198,11 @@ def test_the_table_and_the_words(tmp_path, monkeypatch, model):
     # 2 rows: 1.0 has 2, 1.3 and 1.1 have 1 and tie, 0.8 has none and goes. 4 rows: 1.1 has 3, 1.0 and 1.3 have 2 and tie.
     assert record["check"]["stages"] == [(4, 2), (3, 4), (3, 8)]
     assert record["check"] | {"same": False, "only_full": 4, "only_halving": 1} == record["check"]
-    assert record["settings"]["beta"] == 0.8 and record["check"]["halving"]["beta"] == 1.1 and record["chosen_by"] == "full sweep"
+    assert (
+        record["settings"]["beta"] == 0.8
+        and record["check"]["halving"]["beta"] == 1.1
+        and record["chosen_by"] == "full sweep"
+    )
     assert (record["forwards"], record["full_forwards"]) == (5 * 26, 5 * 32)
     first, second, *_ = record["table"]
     assert first["chosen"] and first["accuracy"] == 0.75 and first["less_best"] == 0 and first["less_default"] == 0.5
@@ -189,7 +210,10 @@ def test_the_table_and_the_words(tmp_path, monkeypatch, model):
     words = tune.told(record)
     assert "beta 0.8, gamma 0.85 (6 of 8 tuning rows right)" in words
     assert "130 forwards, 81 % of the full sweep's 160; saved 30" in words
-    assert "Halving chose another point, kappa 14, beta 1.1, gamma 0.85: 1 rows right" in words and "do not tell the two apart" in words
+    assert (
+        "Halving chose another point, kappa 14, beta 1.1, gamma 0.85: 1 rows right" in words
+        and "do not tell the two apart" in words
+    )
     assert tune.table(record).splitlines()[2].split("|")[5].strip().startswith("75.0 (")
     figure = figures.heat_map(record["table"], "cups")
     figures.write(figure, tmp_path / "map.png")
@@ -211,7 +235,9 @@ def settings(folder, tmp_path_factory):
     record = json.loads((where / "cups.json").read_text())
     # An untrained model gets nothing right, so the default would win: write another choice, as another run might have.
     assert record["rows"] == 4 and record["settings"]["at"] == -12 and record["points"] == 3
-    (where / "cups.json").write_text(json.dumps({**record, "settings": {**record["settings"], "kappa": 3.0, "beta": 1.5, "gamma": 0.5}}))
+    (where / "cups.json").write_text(
+        json.dumps({**record, "settings": {**record["settings"], "kappa": 3.0, "beta": 1.5, "gamma": 0.5}})
+    )
     return where / "cups.json"
 
 
@@ -221,13 +247,42 @@ def test_the_folder_holds_table_and_map(settings):
 
 
 def test_eval_applies_the_file(settings, folder, tmp_path, capsys):
-    command = ["eval", "--task", "cups", "--model", folder, "--limit", 2, *QUICK, "--out", tmp_path, "--json", "--settings", settings]
+    command = [
+        "eval",
+        "--task",
+        "cups",
+        "--model",
+        folder,
+        "--limit",
+        2,
+        *QUICK,
+        "--out",
+        tmp_path,
+        "--json",
+        "--settings",
+        settings,
+    ]
     summary = json.loads(run(capsys, *command, "--methods", "sacm,top-probability"))
     used = summary["methods"]["sacm"]["strategy"]
     assert "kappa=3.0, beta=1.5, gamma=0.5" in used and "at=-12" in used
     over = json.loads(run(capsys, *command, "--methods", "sacm", "--set", "kappa=5"))["methods"]["sacm"]["strategy"]
     assert "kappa=5, beta=1.5" in over
-    record = json.loads(run(capsys, "generate", "Tom has", "--model", folder, "--length", 32, "--steps", 4, "--json", "--settings", settings))
+    record = json.loads(
+        run(
+            capsys,
+            "generate",
+            "Tom has",
+            "--model",
+            folder,
+            "--length",
+            32,
+            "--steps",
+            4,
+            "--json",
+            "--settings",
+            settings,
+        )
+    )
     assert "kappa=3.0, beta=1.5, gamma=0.5" in record["method"] and "at=-12" in record["method"]
 
 
@@ -242,9 +297,15 @@ def test_a_file_of_another_task_or_model_is_refused_by_name(settings, folder, tm
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text('{"settings": {"kappa": 3}}')
     for file in ("bad.json", "list.json"):
-        assert "is not a settings file; `unmask tune --out" in refused(capsys, "eval", "--task", "cups", "--settings", tmp_path / file)
-    assert "cannot be read: No such file" in refused(capsys, "eval", "--task", "cups", "--settings", tmp_path / "none.json")
-    assert "none of these methods has a setting" in refused(capsys, "eval", "--task", "cups", "--settings", settings, "--methods", "top-probability")
+        assert "is not a settings file; `unmask tune --out" in refused(
+            capsys, "eval", "--task", "cups", "--settings", tmp_path / file
+        )
+    assert "cannot be read: No such file" in refused(
+        capsys, "eval", "--task", "cups", "--settings", tmp_path / "none.json"
+    )
+    assert "this method has no setting" in refused(
+        capsys, "eval", "--task", "cups", "--settings", settings, "--methods", "top-probability"
+    )
     model = unmask.load(folder)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "adapter_config.json").write_text("{}")
@@ -253,18 +314,24 @@ def test_a_file_of_another_task_or_model_is_refused_by_name(settings, folder, tm
 
 
 def test_eval_says_where_the_file_was_tuned_otherwise(settings, folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "replicas", lambda args: nullcontext((None, None)))
+    monkeypatch.setattr("unmask.cli.measure.replicas", lambda args: nullcontext((None, None)))
     monkeypatch.setattr("unmask.evaluation.evaluate.evaluate", lambda *a: (_ for _ in ()).throw(UserError("stop here")))
 
     def said(*argv):
         with pytest.raises(SystemExit):
-            cli.main(list(map(str, ("eval", "--task", "cups", "--model", folder, "--limit", 1, "--settings", settings, *argv))))
+            cli.main(
+                list(
+                    map(str, ("eval", "--task", "cups", "--model", folder, "--limit", 1, "--settings", settings, *argv))
+                )
+            )
         return capsys.readouterr().err.splitlines()[:-1]
 
     made = f"unmask: {settings} was tuned for sacm with L = 32, T = 4; this is "
     assert said(*QUICK) == said(*QUICK, "--methods", "top-probability,suffix-anchor,sacm") == []
     assert said(*QUICK, "--methods", "sacm-margin") == [made + "sacm-margin with L = 32, T = 4"]
-    assert said("--length", 32, "--methods", "sacm,sacm-margin") == [made + "sacm with L = 32, T = 16 and sacm-margin with L = 32, T = 16"]
+    assert said("--length", 32, "--methods", "sacm,sacm-margin") == [
+        made + "sacm with L = 32, T = 16 and sacm-margin with L = 32, T = 16"
+    ]
     assert said("--length", 48, "--steps", 4) == [made + "sacm with L = 48, T = 4"]
 
 
@@ -277,7 +344,7 @@ def test_eval_says_where_the_file_was_tuned_otherwise(settings, folder, tmp_path
         (("--task", "cups", "--kappa", "many"), "--kappa takes positive numbers, as in --kappa 12,14; not 'many'"),
         (("--task", "cups", "--kappa", "0,12"), "--kappa takes positive numbers"),
         (("--task", "cups", "--set", "beta=1.2"), "beta is what is tuned; --beta 1.2 tries this value alone"),
-        (("--task", "cups", "--count", "0"), "--count is at least 1, not 0"),
+        (("--task", "cups", "--count", "0"), "--limit is at least 1, not 0"),
         (("--task", "cups", "--first", "0"), "--first is at least 1, not 0"),
         (("--task", "cups", "--full", "--check"), "--check runs the full sweep too"),
         (("--task", "cups", "--out", "/nowhere/at/all.json"), "there is no folder /nowhere/at"),
@@ -285,7 +352,7 @@ def test_eval_says_where_the_file_was_tuned_otherwise(settings, folder, tmp_path
 )
 def test_bad_input_is_one_line_before_a_model_is_loaded(argv, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(unmask, "load", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("unmask.models.loading.load", lambda *a, **k: pytest.fail("loaded"))
     assert said in refused(capsys, "tune", *argv)
     assert not list(Path().iterdir())
 
@@ -293,24 +360,47 @@ def test_bad_input_is_one_line_before_a_model_is_loaded(argv, said, capsys, monk
 def test_the_next_command_repeats_what_was_given(tmp_path, capsys, monkeypatch):
     """The method and how it was graded and batched, so that the test rows meet what was tuned."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "replicas", lambda args: nullcontext((None, None)))
+    monkeypatch.setattr("unmask.cli.measure.replicas", lambda args: nullcontext((None, None)))
     record = {"table": [], "settings": {}}
-    for name, value in {"tune": record, "table": "", "told": "", "heat_map": True, "write": None}.items():
+    for name, value in {"tune": record, "table": "", "told": "", "write": None}.items():
         monkeypatch.setattr(tune, name, lambda *a, _value=value, **k: _value)
+    monkeypatch.setattr("unmask.views.figures.write_heat_map", lambda *a: True)
     (tmp_path / "runs" / "tune-tiny-cups").mkdir(parents=True)
     monkeypatch.setattr("unmask.tasks.find", lambda name: replace(find("cups"), executes=True))
     given = "--batch 3 --bad-rows skip --mode official --allow-code --unisolated-code --adapter lora"
     said = run(capsys, "tune", "--task", "cups", "--method", "sacm-margin", "--count", 1, *given.split())
     file = "runs/tune-tiny-cups/settings.json"
-    assert said.endswith(f"next:  unmask eval --task cups --methods sacm-margin,top-probability --model tiny --settings {file} {given}\n")
+    assert said.endswith(
+        f"next:  unmask eval --task cups --methods sacm-margin,top-probability --model tiny --settings {file} {given}\n"
+    )
     cli.parser().parse_args(said.split("next:  unmask ")[1].split())
 
 
 def test_on_the_bundled_model(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = run(capsys, "tune", "--task", "stories", "--count", 2, "--first", 1, "--steps", 6, "--beta", "1.3,1.5", "--kappa", "14", "--gamma", "0.85", "--check")
+    said = run(
+        capsys,
+        "tune",
+        "--task",
+        "stories",
+        "--count",
+        2,
+        "--first",
+        1,
+        "--steps",
+        6,
+        "--beta",
+        "1.3,1.5",
+        "--kappa",
+        "14",
+        "--gamma",
+        "0.85",
+        "--check",
+    )
     assert "Halving: 2 points on 1 rows, " in said and ("the same point" in said or "another point" in said)
-    assert said.endswith("\nnext:  unmask eval --task stories --methods sacm,top-probability --model tiny --settings runs/tune-tiny-stories/settings.json --steps 6\n")
+    assert said.endswith(
+        "\nnext:  unmask eval --task stories --methods sacm,top-probability --model tiny --settings runs/tune-tiny-stories/settings.json --steps 6\n"
+    )
     record = tune.read("runs/tune-tiny-stories/settings.json", "stories")
     assert record["split"] == "tuning" and record["model"] == "tiny" and record["steps"] == 6
     assert "| sacm " in run(capsys, *said.split("next:  unmask ")[1].split(), "--limit", 2)

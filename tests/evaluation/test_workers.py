@@ -18,20 +18,35 @@ import unmask
 from unmask.cli import main
 from unmask.decoding.methods import method
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Batch, Options, adapted, evaluate, limited, partition, recipe
+from unmask.evaluation.evaluate import Batch, evaluate, partition
+from unmask.evaluation.recipe import Options, for_task, recipe
 from unmask.evaluation.workers import Worker, Workers, _portable, fingerprint, outline
 from unmask.tasks import find
 
 pytest.importorskip("ray")
 TASK = find("cups")
-DATA = limited(TASK.rows.load("cups"), 10)
+DATA = TASK.load(limit=10)
 OPTIONS = Options(length=32, steps=8, batch=2)
-COMMAND = ["eval", "--task", "cups", "--methods", "sacm,uniform", "--limit", "10", "--batch", "2", "--length", "32", "--steps", "8"]
+COMMAND = [
+    "eval",
+    "--task",
+    "cups",
+    "--methods",
+    "sacm,uniform",
+    "--limit",
+    "10",
+    "--batch",
+    "2",
+    "--length",
+    "32",
+    "--steps",
+    "8",
+]
 ALONE = {**os.environ, "PYTHONWARNINGS": "ignore"}
 
 
 def methods(*names):
-    return {name: adapted(TASK, method(name), {})[0] for name in names}
+    return {name: for_task(TASK, [name], {})[name] for name in names}
 
 
 def lines(folder):
@@ -58,7 +73,7 @@ def graded(before):
 def straight(tmp_path_factory):
     """What one process makes of it."""
     out = tmp_path_factory.mktemp("straight")
-    evaluate(unmask.load("tiny"), TASK, methods("sacm", "uniform"), DATA, None, replace(OPTIONS, temperature=0.0), out)
+    evaluate(unmask.load("tiny"), TASK, methods("sacm", "uniform"), DATA, replace(OPTIONS, temperature=0.0), out)
     return lines(out)
 
 
@@ -69,7 +84,7 @@ def workers():
 
 
 def run(workers, task, out, *names):
-    return evaluate(workers.model, task, methods(*names), DATA, None, replace(OPTIONS, temperature=0.0), out, pool=workers)
+    return evaluate(workers.model, task, methods(*names), DATA, replace(OPTIONS, temperature=0.0), out, pool=workers)
 
 
 def test_two_workers_write_the_lines_of_one_process(workers, straight, tmp_path):
@@ -78,7 +93,9 @@ def test_two_workers_write_the_lines_of_one_process(workers, straight, tmp_path)
     task = graded(lambda row: (seen / str(os.getpid())).touch())
     summary = run(workers, task, tmp_path / "two", "sacm", "uniform")
     assert lines(tmp_path / "two") == straight and {len(rows) for rows in straight.values()} == {10}
-    assert len(list(seen.iterdir())) == 2 and not (seen / str(os.getpid())).exists()  # both took part; the driver only wrote
+    assert (
+        len(list(seen.iterdir())) == 2 and not (seen / str(os.getpid())).exists()
+    )  # both took part; the driver only wrote
     assert summary["methods"]["sacm"]["rows"] == 10
     about = json.loads(next((tmp_path / "two").glob("sacm-*.json")).read_text())["provenance"]
     assert (about["workers"], about["device"], about["threads"]) == (2, "cpu", 1)
@@ -100,7 +117,9 @@ def test_a_worker_killed_half_way(workers, straight, tmp_path, capfd):
 
 def test_a_batch_that_kills_every_worker_stops_the_run_and_loses_nothing(workers, straight, tmp_path, monkeypatch):
     monkeypatch.setattr("unmask.evaluation.workers.LOST", 2)
-    index = partition([len(workers.model.tokens(TASK.render(row))) for row in DATA.rows], 2)[-1][0]  # the last to be dealt out
+    index = partition([len(workers.model.tokens(TASK.render(row))) for row in DATA.rows], 2)[-1][
+        0
+    ]  # the last to be dealt out
     victim = DATA.rows[index]
 
     def die(row):
@@ -147,7 +166,17 @@ def lines_so_far(folder):
 
 
 def test_the_ranks_of_torchrun_write_the_same_lines(straight, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()), "-m", "unmask"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        str(free_port()),
+        "-m",
+        "unmask",
+    ]
     command = [*launch, *COMMAND, "--out", str(tmp_path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env={**ALONE, "OMP_NUM_THREADS": "1"}, timeout=900)
     assert done.returncode == 0, done.stderr[-800:]
@@ -173,7 +202,10 @@ def test_ray_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SystemExit) as stopped:
         main([*COMMAND, "--workers", "2", "--out", str(tmp_path)])
-    assert stopped.value.code == 2 and capsys.readouterr().err == 'unmask: --workers needs Ray: pip install "unmask[ray]"\n'
+    assert (
+        stopped.value.code == 2
+        and capsys.readouterr().err == 'unmask: --workers needs Ray: pip install "unmask[ray]"\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +233,10 @@ def test_more_than_the_cluster_has(workers):
 @pytest.mark.parametrize("kind", ["tiny", "llada", "dream"])
 def test_an_outline_names_the_run_as_the_model_does(tmp_path, kind):
     name = kind if kind == "tiny" else str(getattr(checkpoints, kind)(tmp_path / kind) or tmp_path / kind)
-    made = [recipe(model, TASK, method("sacm"), DATA, None, OPTIONS, 0) for model in (unmask.load(name), outline({"name": name, "device": "cpu"}))]
+    made = [
+        recipe(model, TASK, method("sacm"), DATA, OPTIONS, 0)
+        for model in (unmask.load(name), outline({"name": name, "device": "cpu"}))
+    ]
     assert made[0] == made[1]
 
 
@@ -223,4 +258,6 @@ def test_other_weights_on_a_worker_are_refused():
 def test_pictures_travel_as_bytes(tmp_path):
     (tmp_path / "a.png").write_bytes(b"a picture")
     batch = Batch(0, [0, 1], [{}, {}], ["", ""], [tmp_path / "a.png", b"another"], TASK, None, OPTIONS, 0)
-    assert _portable(batch).images == [b"a picture", b"another"] and _portable(replace(batch, images=None)).images is None
+    assert (
+        _portable(batch).images == [b"a picture", b"another"] and _portable(replace(batch, images=None)).images is None
+    )

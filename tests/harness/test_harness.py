@@ -20,10 +20,10 @@ from tokenizers import processors
 import unmask
 from unmask import cli, harness
 from unmask.decoding.canvas import Canvas
-from unmask.decoding.methods import method
 from unmask.decoding.reading import Ask
 from unmask.errors import UserError
 from unmask.evaluation import evaluate
+from unmask.evaluation.recipe import Options, for_task
 from unmask.harness import rows
 from unmask.harness.likelihood import Pair, log_likelihoods, masks
 from unmask.tasks import find, tasks
@@ -57,7 +57,9 @@ def no_survey(monkeypatch):
 
 def scripted(denoiser) -> SimpleNamespace:
     """A model of which only the denoiser is known."""
-    return SimpleNamespace(vocab=VOCAB, device="cpu", denoiser=lambda cfg=0.0: SimpleNamespace(begin=lambda canvas: denoiser))
+    return SimpleNamespace(
+        vocab=VOCAB, device="cpu", denoiser=lambda cfg=0.0: SimpleNamespace(begin=lambda canvas: denoiser)
+    )
 
 
 def scores(model, pairs, **options) -> list[float]:
@@ -143,7 +145,10 @@ def test_loglikelihood_and_greedy(lm):
     assert greedy and not other
     assert value == pytest.approx(scores(lm.model, [Pair(ids, best)])[0], abs=1e-5)
     lazy = Unmask(str(lm.identity["pretrained"]), greedy=False)
-    assert lazy.loglikelihood(requests((context, token)), disable_tqdm=True)[0] == (pytest.approx(value, abs=1e-5), False)
+    assert lazy.loglikelihood(requests((context, token)), disable_tqdm=True)[0] == (
+        pytest.approx(value, abs=1e-5),
+        False,
+    )
 
 
 def test_rolling_adds_up_windows(small, lm):
@@ -154,7 +159,11 @@ def test_rolling_adds_up_windows(small, lm):
     tight.model.module.config.max_sequence_length = 5  # windows of 4 targets after one token
     ids = tight.model.tokens("zxq wvk jg")
     assert 8 < len(ids) <= 12
-    pairs = [Pair([bos], ids[:4]), Pair(ids[3:4], ids[4:8]), Pair(ids[5:8], ids[8:])]  # the last one has all the context that fits
+    pairs = [
+        Pair([bos], ids[:4]),
+        Pair(ids[3:4], ids[4:8]),
+        Pair(ids[5:8], ids[8:]),
+    ]  # the last one has all the context that fits
     (whole,) = tight.loglikelihood_rolling(requests(("zxq wvk jg",), kind="loglikelihood_rolling"), disable_tqdm=True)
     assert whole == pytest.approx(sum(scores(tight.model, pairs, samples=15)), abs=1e-4)
 
@@ -174,7 +183,9 @@ def test_multiple_choice_of_a_task_file(small, tmp_path):
     )  # fmt: skip
     plain = Unmask(small)
     right = []
-    for sample, (question, gold) in zip(found["samples"]["own_choice"], [("Tom has 3", 0), ("How many apples", 1)], strict=True):
+    for sample, (question, gold) in zip(
+        found["samples"]["own_choice"], [("Tom has 3", 0), ("How many apples", 1)], strict=True
+    ):
         pairs = [Pair(*plain._encode_pair(question, f" {choice}")) for choice in ("apples", "does he have")]
         expected = scores(plain.model, pairs, samples=7)
         assert [answer[0] for answer in sample["filtered_resps"]] == pytest.approx(expected, abs=1e-4)
@@ -187,7 +198,9 @@ def test_multiple_choice_of_a_task_file(small, tmp_path):
 
 def harnessed(task, **model_args):
     limit, batch = model_args.pop("limit", 6), model_args.pop("batch_size", 4)
-    options = {name: model_args.pop(name) for name in ("use_cache", "gen_kwargs", "apply_chat_template") if name in model_args}
+    options = {
+        name: model_args.pop(name) for name in ("use_cache", "gen_kwargs", "apply_chat_template") if name in model_args
+    }
     return simple_evaluate(
         model="unmask", model_args=model_args, tasks=[f"unmask_{task}"], limit=limit, batch_size=batch, bootstrap_iters=0,
         task_manager=TaskManager(include_path=str(harness.FOLDER), include_defaults=False, metadata=model_args),
@@ -204,10 +217,10 @@ def responses(found) -> list[str]:
 def test_eval_and_lm_eval_agree(name, checkpoint, settings, small, tmp_path):
     """The same rows, the same batches, the same seeds: the same responses and the same scores, line by line."""
     task, path = find("compass"), small if checkpoint == "small" else checkpoint
-    strategy, _ = evaluate.adapted(task, method(name), settings)
-    options = evaluate.Options(length=48, steps=12, batch=4, seed=2)
-    data = evaluate.limited(task.rows.load(task.name), 9)
-    ours = evaluate.evaluate(unmask.load(path), task, {name: strategy}, data, None, options, tmp_path)
+    strategy = for_task(task, [name], settings)[name]
+    options = Options(length=48, steps=12, batch=4, seed=2)
+    data = task.load(limit=9)
+    ours = evaluate.evaluate(unmask.load(path), task, {name: strategy}, data, options, tmp_path)
     (file,) = tmp_path.glob("*.jsonl")
     lines = sorted(map(json.loads, file.read_text().splitlines()), key=lambda line: line["index"])
     found = harnessed("compass", pretrained=path, method=name, length=48, steps=12, seed=2, limit=9, **settings)
@@ -223,7 +236,11 @@ def test_eval_and_lm_eval_agree(name, checkpoint, settings, small, tmp_path):
 def test_samples_keep_their_seeds_and_repeats_get_their_own(lm):
     docs = [{"index": i} for i in (0, 3)]
     plan = lm.plan({"task": "cups"})
-    twice = [request for i, doc in enumerate(docs) for request in [Instance("generate_until", doc, ("x", {}), 0, metadata=("t", i, 2))] * 2]
+    twice = [
+        request
+        for i, doc in enumerate(docs)
+        for request in [Instance("generate_until", doc, ("x", {}), 0, metadata=("t", i, 2))] * 2
+    ]
     assert lm._seeds(twice, [plan] * 4) == [0, 1_000_000, 3, 1_000_003]
     assert lm._seeds(twice, [lm.plan({})] * 4) == [0, 1_000_000, 1, 1_000_001]
 
@@ -256,9 +273,16 @@ def test_rows_from_files_and_our_grades(name, tmp_path, monkeypatch):
     file, row, right, wrong = ROWS[name]
     folder = tmp_path / name
     folder.mkdir()
-    (folder / file).write_text("".join(json.dumps({**row, "task_id": i} if name == "mbpp" else row) + "\n" for i in ((2, 3, 4, 11) if name == "mbpp" else [0])))
+    (folder / file).write_text(
+        "".join(
+            json.dumps({**row, "task_id": i} if name == "mbpp" else row) + "\n"
+            for i in ((2, 3, 4, 11) if name == "mbpp" else [0])
+        )
+    )
     if name == "mmlu_pro":
-        (folder / "validation.jsonl").write_text(json.dumps({**row, "question": "Shot?", "cot_content": "A: Because."}) + "\n")
+        (folder / "validation.jsonl").write_text(
+            json.dumps({**row, "question": "Shot?", "cot_content": "A: Because."}) + "\n"
+        )
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
     (document,) = rows.load(name, version=1.0, method="sacm")["test"]
     task = find(name)
@@ -277,15 +301,25 @@ def test_rows_from_files_and_our_grades(name, tmp_path, monkeypatch):
 
 def test_settings_task_then_model_args_then_request(small):
     lm = Unmask(small, method="sacm", kappa=9, at=-8.0)  # lm-eval reads at=-8 as a float
-    own, stock = lm.plan({"until": [], "task": "mbpp"}), lm.plan({"until": "Q:", "max_gen_toks": 77, "do_sample": False, "temperature": 0.0})
+    own, stock = (
+        lm.plan({"until": [], "task": "mbpp"}),
+        lm.plan({"until": "Q:", "max_gen_toks": 77, "do_sample": False, "temperature": 0.0}),
+    )
     assert "text='return'" in repr(own.strategy) and "at=-8)" in repr(own.strategy) and "kappa=9" in repr(own.strategy)
     assert (own.options["length"], own.options["stop"]) == (find("mbpp").length, [])
     assert (stock.options["length"], stock.options["stop"], stock.options["temperature"]) == (77, ["Q:"], None)
     asked = lm.plan({"task": "mbpp", "kappa": 5, "length": 64, "method": "sacm-margin", "seed": 7, "text": "So"})
-    assert "kappa=5" in repr(asked.strategy) and "text='So'" in repr(asked.strategy) and "TopMargin" in repr(asked.strategy)
+    assert (
+        "kappa=5" in repr(asked.strategy)
+        and "text='So'" in repr(asked.strategy)
+        and "TopMargin" in repr(asked.strategy)
+    )
     assert asked.options["length"] == 64 and asked.seed == 7
     assert lm.plan({"do_sample": True}).options["temperature"] == 1.0
-    assert Unmask(small, temperature=0.5, length=30).plan({"temperature": 0.0, "max_gen_toks": 9}).options["temperature"] == 0.5
+    assert (
+        Unmask(small, temperature=0.5, length=30).plan({"temperature": 0.0, "max_gen_toks": 9}).options["temperature"]
+        == 0.5
+    )
 
 
 @pytest.mark.parametrize(("settings", "said"), [
@@ -302,7 +336,11 @@ def test_settings_refused_before_a_model_is_loaded(settings, said, monkeypatch):
 
 
 def test_requests_refused(lm):
-    for kwargs, said in (({"top_p": 0.9}, "no setting 'top_p'"), ({"num_beams": 4}, "beams"), ({"task": "gsm9k"}, "did you mean")):
+    for kwargs, said in (
+        ({"top_p": 0.9}, "no setting 'top_p'"),
+        ({"num_beams": 4}, "beams"),
+        ({"task": "gsm9k"}, "did you mean"),
+    ):
         with pytest.raises(UserError, match=said):
             lm.plan(kwargs)
     with pytest.raises(UserError, match=r"request 0 of t takes \d+ tokens with its response"):
@@ -360,7 +398,15 @@ def test_one_cache_file_keeps_settings_apart(small, tmp_path, counted):
     first = responses(harnessed("cups", **base))
     assert sum(counted) == 6 and list(tmp_path.glob("*.db")) == [tmp_path / "answers_rank0.db"]
     assert responses(harnessed("cups", **base)) == first and sum(counted) == 6
-    others = [{"steps": 3}, {"method": "suffix-anchor", "at": -9}, {"cfg": 1.5}, {"seed": 1}, {"batch_size": 2}, {"length": 20}, {"gen_kwargs": {"seed": 5}}]
+    others = [
+        {"steps": 3},
+        {"method": "suffix-anchor", "at": -9},
+        {"cfg": 1.5},
+        {"seed": 1},
+        {"batch_size": 2},
+        {"length": 20},
+        {"gen_kwargs": {"seed": 5}},
+    ]
     for number, other in enumerate(others, 2):
         found = responses(harnessed("cups", **{**base, **other}))
         assert sum(counted) == 6 * number, other
@@ -369,7 +415,13 @@ def test_one_cache_file_keeps_settings_apart(small, tmp_path, counted):
 
 
 def test_another_checkpoint_in_the_same_place_is_another_model(tmp_path, counted):
-    base = {"pretrained": str(tmp_path / "m"), "length": 24, "use_cache": str(tmp_path / "answers"), "limit": 2, "method": "semi-ar"}
+    base = {
+        "pretrained": str(tmp_path / "m"),
+        "length": 24,
+        "use_cache": str(tmp_path / "answers"),
+        "limit": 2,
+        "method": "semi-ar",
+    }
     checkpoints.llada(tmp_path / "m")
     first = responses(harnessed("cups", **base))
     checkpoints.llada(tmp_path / "m", seed=1)
@@ -381,7 +433,11 @@ def test_what_a_killed_run_had_finished_is_kept(small, tmp_path, counted, monkey
     straight = responses(harnessed("cups", limit=10, **base))
     counted.clear()
     inner = plug.generate
-    monkeypatch.setattr(plug, "generate", lambda *a, **o: inner(*a, **o) if len(counted) < 1 else (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        plug,
+        "generate",
+        lambda *a, **o: inner(*a, **o) if len(counted) < 1 else (_ for _ in ()).throw(KeyboardInterrupt),
+    )
     with pytest.raises(KeyboardInterrupt):
         harnessed("cups", limit=10, use_cache=str(tmp_path / "c"), **base)
     monkeypatch.setattr(plug, "generate", inner)
@@ -436,7 +492,13 @@ def test_two_ranks_give_what_one_gives(small, tmp_path):
     argv = [sys.executable, "-m", "unmask", "lm-eval", "--model", "unmask", "--model_args", f"pretrained={small},method=uniform,length=24",
             "--tasks", "unmask_cups", "--limit", "5", "--batch_size", "1", "--log_samples", "--output_path"]  # fmt: skip
     port = str(20000 + os.getpid() % 20000)
-    several = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "HF_HOME": str(tmp_path / "hf")}
+    several = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "HF_HOME": str(tmp_path / "hf"),
+    }
     runs = [
         subprocess.Popen([*argv, str(tmp_path / "two")], env={**several, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in "01"
@@ -448,7 +510,9 @@ def test_two_ranks_give_what_one_gives(small, tmp_path):
             run.kill()
     assert [run.returncode for run in runs] == [0, 0], printed
     assert "unmask_cups" in printed[0][0] and "unmask_cups" not in printed[1][0]
-    one = harnessed("cups", pretrained=small, method="uniform", length=24, limit=5, batch_size=1, apply_chat_template=False)
+    one = harnessed(
+        "cups", pretrained=small, method="uniform", length=24, limit=5, batch_size=1, apply_chat_template=False
+    )
     (file,) = Path(tmp_path / "two").rglob("samples_*.jsonl")
     lines = {line["doc_id"]: line["filtered_resps"][0] for line in map(json.loads, file.read_text().splitlines())}
     assert [lines[i] for i in range(5)] == responses(one)
@@ -461,7 +525,12 @@ def test_two_ranks_give_what_one_gives(small, tmp_path):
 
 def test_the_python_of_the_docs():
     page = (Path(__file__).parents[2] / "docs" / "lm-eval.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0].replace("limit=8", "limit=1").replace("simple_evaluate(\n", "found = simple_evaluate(\n")
+    code = (
+        page.split("```python\n")[1]
+        .split("```")[0]
+        .replace("limit=8", "limit=1")
+        .replace("simple_evaluate(\n", "found = simple_evaluate(\n")
+    )
     scope: dict = {}
     exec(code, scope)
     assert scope["found"]["n-samples"]["unmask_cups"] == {"original": 500, "effective": 1}

@@ -26,9 +26,9 @@ from unmask.cli import main
 from unmask.decoding.reading import Ask
 from unmask.decoding.rules.schedules import Cosine, LogitNormal, Shift
 from unmask.decoding.rules.selection import Quota
-from unmask.models import Model
 from unmask.models.images import best_grid, fitted, found, kept, opened, squared, views
 from unmask.models.lavida import IMAGE, SO400M, SYSTEM, LaViDaConfig, LlavaLladaForMaskedDiffusion, VisionModel
+from unmask.models.model import Model
 
 ASKED = "What colour is it?"
 GRIDS = [(384, 768), (768, 384), (768, 768), (1152, 384), (384, 1152)]  # the published ones

@@ -18,8 +18,8 @@ from unmask.decoding.reading import Prediction, run
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import EntropyBound, Quota, Threshold
 from unmask.decoding.step import Step
+from unmask.decoding.ties import NearTies
 from unmask.models.denoisers import chain
-from unmask.views.stream import NearTies
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,10 @@ def test_llada_prompt_has_one_bos_and_the_published_template(llada):
     model = unmask.load(llada)
     ids = model.encode("  What is 12 * 7?  ")
     text = model.tokenizer.decode(ids)
-    assert text == "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nWhat is 12 * 7?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    assert (
+        text
+        == "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nWhat is 12 * 7?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
     assert ids.count(model.tokenizer.bos_token_id) == 1
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     long = model.tokenizer.decode(model.encode(turns, system="Be brief."))
@@ -86,8 +89,14 @@ def test_a_base_model_takes_plain_text(tmp_path):
 
 def test_dream_loads_without_its_remote_tokenizer(dream):
     model = unmask.load(dream)
-    assert model.tokenizer.decode(model.encode("Tom has")) == "<|im_start|>user\nTom has<|im_end|>\n<|im_start|>assistant\n"
-    assert model.vocab.eot_ids == (model.tokenizer.convert_tokens_to_ids("<|endoftext|>"), model.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    assert (
+        model.tokenizer.decode(model.encode("Tom has"))
+        == "<|im_start|>user\nTom has<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert model.vocab.eot_ids == (
+        model.tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        model.tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    )
     done = unmask.generate(model, "Tom has", "top-probability", length=8)
     assert len(done.tokens) == 8 and model.vocab.mask_id not in done.tokens
 
@@ -175,7 +184,13 @@ def test_wrap_takes_any_module_with_logits(llada, dream):
     with pytest.raises(UserError, match="cache needs a model that unmask loads"):
         unmask.generate(theirs, "Tom has", "semi-ar", length=8, cache="dual")
     shifted = unmask.load(dream)
-    stranger = unmask.wrap(Stranger(shifted.module), shifted.tokenizer, mask_id=shifted.vocab.mask_id, eot_ids=shifted.vocab.eot_ids, shift=True)
+    stranger = unmask.wrap(
+        Stranger(shifted.module),
+        shifted.tokenizer,
+        mask_id=shifted.vocab.mask_id,
+        eot_ids=shifted.vocab.eot_ids,
+        shift=True,
+    )
     both = [unmask.generate(m, "Tom has", "top-margin", length=8).tokens for m in (shifted, stranger)]
     assert both[0] == both[1]
 
@@ -214,7 +229,10 @@ def test_rows_that_are_done_are_not_run_again(request, name, monkeypatch):
     ran, hidden = [], model.module.hidden
     with torch.inference_mode():
         alone = [
-            run(unmask.decode(Canvas.blank([p], 12, model.vocab).with_response(torch.tensor([g])), one), chain(model.module))
+            run(
+                unmask.decode(Canvas.blank([p], 12, model.vocab).with_response(torch.tensor([g])), one),
+                chain(model.module),
+            )
             for p, g in zip(prompts, given, strict=True)
         ]
         monkeypatch.setattr(model.module, "hidden", lambda ids, valid: ran.append(len(ids)) or hidden(ids, valid))
@@ -331,8 +349,15 @@ def test_weights_hash_is_of_what_an_adapter_holds_not_of_where_it_is(llada, tmp_
     monkeypatch.chdir(tmp_path)
     model = unmask.load(llada)
     known = written("a")
-    assert known == replace(model, adapter=Path("./a")).weights_hash == replace(model, adapter=tmp_path / "a").weights_hash == written("copy")
-    assert len({model.weights_hash, known, written("trained", b"2"), written("scaled", config='{"lora_alpha": 9}')}) == 4
+    assert (
+        known
+        == replace(model, adapter=Path("./a")).weights_hash
+        == replace(model, adapter=tmp_path / "a").weights_hash
+        == written("copy")
+    )
+    assert (
+        len({model.weights_hash, known, written("trained", b"2"), written("scaled", config='{"lora_alpha": 9}')}) == 4
+    )
     from unmask.evaluation.workers import outline
 
     loading = {"name": str(llada), "device": "cpu", "adapter": str(tmp_path / "a")}

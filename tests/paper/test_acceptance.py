@@ -1,111 +1,114 @@
-"""What is measured of the bundled model: the probes' slots, the resumable records, and how gates and predictions read them."""
+"""What is measured of the bundled model: the probes' slots, which runs there are, how gates read them, and what is frozen."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.command import refused, run
 
-import unmask
+from unmask.decoding.methods import PAPER
 from unmask.errors import UserError
+from unmask.models.loading import BUNDLED
 from unmask.paper import acceptance
-from unmask.paper.acceptance import RUNS, TABLE, Suite, accept, check_frozen, freeze, measure
+from unmask.paper.plan import Book
 from unmask.tasks import toy
+from unmask.training.probe import _partial
 
 
 def test_probes_hide_what_is_to_the_right() -> None:
     question = toy.questions("stories", "validation", 1)[0]
     words = toy.words(toy.reasoning(question, "Let us see."))
-    given, slot, truth = acceptance._partial(question, "first", 96)
+    given, slot, truth = _partial(question, "first", 96)
     assert truth == question.path[0] and slot == max(given) + 1 and [given[i] for i in range(slot)] == words[:slot]
-    given, slot, truth = acceptance._partial(question, "later", 96)
+    given, slot, truth = _partial(question, "later", 96)
     assert truth == question.path[-1] == words[slot] and max(given) == slot - 1
-    given, slot, truth = acceptance._partial(question, "chain", 96)
+    given, slot, truth = _partial(question, "chain", 96)
     assert truth == question.answer and [given[i] for i in range(slot)] == [*words, "The", "answer", "is"]
-    given, slot, truth = acceptance._partial(question, "anchored", 96)
+    given, slot, truth = _partial(question, "anchored", 96)
     assert slot == 79 and [given[i] for i in (76, 77, 78)] == ["The", "answer", "is"] and len(given) == len(words) + 3
-    assert acceptance._partial(question, "direct", 96)[:2] == ({0: "The", 1: "answer", 2: "is"}, 3)
-    assert acceptance._partial(question, "glance", 96)[:2] == ({76: "The", 77: "answer", 78: "is"}, 79)
+    assert _partial(question, "direct", 96)[:2] == ({0: "The", 1: "answer", 2: "is"}, 3)
+    assert _partial(question, "glance", 96)[:2] == ({76: "The", 77: "answer", 78: "is"}, 79)
 
 
-def test_every_row_of_the_main_table_is_run() -> None:
-    assert set(TABLE) <= set(RUNS) and len(TABLE) == 12
-    assert [name for name, run in RUNS.items() if run.rainbow] == ["rainbow-padding"]
-
-
-def records(**accuracy: float) -> list[dict[str, Any]]:
-    """100 questions a world, everything as the paper says unless told otherwise."""
-    eot = {"top-probability": 0.95}
-    made = [
-        {"run": run.replace("_", "-"), "world": world, "count": 100, "right": round(100 * share), "asked": 100, "forwards": 48.0,
-         "rights": "1" * round(100 * share) + "0" * (100 - round(100 * share)), "reasoned": 50, "agree": 40, "before_spread": 0.1,
-         "eot": eot.get(run.replace("_", "-"), 0.2), "before": 0.9 if run == "sacm" else 0.1 if run == "suffix_anchor" else None}
-        for run, share in accuracy.items() for world in toy.WORLDS
-    ]  # fmt: skip
-    probes = {"chain": 1.0, "anchored": 0.99, "direct": 0.3, "glance": 0.25}
-    return made + [{"run": "probes", "world": world, "count": 100, **probes} for world in toy.WORLDS]
-
-
-def test_gates_and_predictions_read_the_records() -> None:
-    suite = Suite(records(sacm=0.95, suffix_anchor=0.4, top_probability=0.3, top_margin=0.66, left_to_right=0.96))
-    assert [ok for _, _, ok in suite.gates()] == [True] * 6
-    held = {what: ok for what, _, ok in suite.predictions()}
-    assert held["top-probability and top-margin at least 30 points under SACM"] is False  # 66 > 95 - 30
-    assert held["the anchor alone at least 10 points under SACM"] is True
-    assert held["the anchor alone commits the answer before the reasoning (share of the text before it already decoded)"] is True
-    assert held["progress dependence helps"] is None  # not run
-    said = {what: text for what, text, _ in suite.predictions()}
-    assert "suffix-anchor -55.0 [" in said["the anchor alone at least 10 points under SACM"]
-    assert "suffix-anchor 10.0 ± 1.1 %, sacm 90.0 ± 1.1 %" in said.values()  # 1.96 * sqrt(3 * .01 / 100) / 3
-    text = suite.markdown()
-    assert "| sacm | 95.0 [88.8, 97.8] | 95.0 [88.8, 97.8] | 95.0 [88.8, 97.8] | 95.0 | 80 % | 0.20 | 48 | 90 % |" in text
-    assert "NOT held" in text and "not run" in text
-
-
-def test_a_sweep_is_compared_on_the_rows_it_was_asked() -> None:
-    made = records(sacm=0.5, **{"sacm gamma=0": 0.5})
-    for r in made:
-        if r["run"] == "sacm gamma=0":
-            r.update(asked=40, right=20, rights="10" * 20)
-    found = Suite(made).against("sacm gamma=0", "sacm")
-    assert found and found.rows == 120 and found.difference == -0.5  # sacm has the first 40 of each world right
-
-
-def test_a_gate_fails_when_one_world_fails() -> None:
-    made = records(sacm=0.95, top_probability=0.3, left_to_right=0.96)
-    next(r for r in made if r["run"] == "left-to-right" and r["world"] == "cups")["right"] = 89
-    gates = {what: ok for what, _, ok in Suite(made).gates()}
-    assert gates["left to right, reasoning, >= 90"] is False and gates["direct answer at most 20 above chance"] is True
-
-
-def test_measuring_is_resumed(tmp_path: Path) -> None:
-    model, out, told = unmask.load("tiny"), tmp_path / "a.jsonl", []
-    run = ["sacm L/8"]
-    first = accept(model, model, out, split="validation", count=2, runs=run, worlds=["cups"], tell=told.append)
-    assert [r["run"] for r in first] == ["probes", "sacm L/8"] and len(told) == 2
-    figures = next(r for r in first if r["run"] == "sacm L/8")
-    assert figures["forwards"] <= 12 and 0 <= figures["before"] <= 1 and figures["asked"] == 2
-    assert {k: figures[k] for k in ("right", "before")} == {
-        k: v for k, v in measure(model, RUNS["sacm L/8"], "cups", "validation", 2).items() if k in ("right", "before")
+def test_the_suite_is_the_papers_experiments_on_all_three_tasks() -> None:
+    suite = {e.name: list(e.cells(96)) for e in acceptance.suite("tuning", 500)}
+    assert {cell.run.task for cell in suite["main"]} == {cell.run.task for cell in suite["anchors"]} == set(toy.WORLDS)
+    assert {cell.run.method for cell in suite["main"]} == set(PAPER)
+    assert {cell.run.split for cells in suite.values() for cell in cells} == {"tuning"}
+    assert {cell.run.count for cell in suite["main"]} == {500} and {cell.run.count for cell in suite["positions"]} == {
+        200
     }
-    again = accept(model, model, out, split="validation", count=2, runs=run, worlds=["cups"], tell=told.append)
-    assert again == first and len(told) == 2 and len(out.read_text().splitlines()) == 2
-    there = accept(model, model, tmp_path / "b.jsonl", split="validation", count=2, runs=run, worlds=["cups"], jobs=2)
-    assert there == first  # processes of their own
-    with pytest.raises(UserError, match="no run 'sacn'"):
-        accept(model, model, out, runs=["sacn"])
+    assert {cell.run.steps for cell in suite["parallelism"]} == {12}  # L / 8
+    first = suite["left-to-right"][0].run
+    assert (
+        first.strategy.block == 1
+        and first.strategy.anchors[0].text == "Let us see."
+        and first.strategy.bound(96, 96) == 96
+    )
 
 
-def test_test_rows_need_what_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = Path(acceptance.__file__).parent.parent / "checkpoints" / "tiny"
-    monkeypatch.setattr(acceptance, "FROZEN", tmp_path / "frozen.json")
+class Recorded(Book):
+    """A book whose runs came out as the test says: accuracy by method and task."""
+
+    def __init__(self, right: dict[tuple[str, str], float]):
+        super().__init__()
+        self.right = right
+
+    def record(self, run):
+        share = self.right.get((run.method, run.task), self.right.get((run.method, "")))
+        return share if share is None else {"summary": {"accuracy": share, "eot_ratio_all": share}}
+
+
+PROBES = {world: {"chain": 1.0, "anchored": 0.99, "direct": 0.3, "glance": 0.25} for world in toy.WORLDS}
+
+
+def passed(book: Book) -> dict[str, str]:
+    return {
+        row["gate"]: row["passed"] for row in acceptance.gates(PROBES, acceptance.suite("test", 100), book, 96, 100)
+    }
+
+
+def test_gates_read_probes_and_runs() -> None:
+    good = {("left-to-right", ""): 0.96, ("top-probability", ""): 0.95}
+    assert set(passed(Recorded(good)).values()) == {"yes"}
+    bad = passed(Recorded(good | {("left-to-right", "cups"): 0.89}))  # one world is enough
+    assert bad.pop("left to right, reasoning, >= 90") == "NO" and set(bad.values()) == {"yes"}
+    assert passed(Recorded({}))["top-probability's EOT ratio >= 60"] == "not run"
+    rows = acceptance.gates(PROBES, acceptance.suite("test", 100), Recorded(good), 96, 100)
+    assert rows[0]["figures"].startswith("stories 100.0 [96.3, 100.0], cups")
+
+
+def test_the_command_decodes_resumes_and_writes_a_page(tmp_path: Path, capsys) -> None:
+    command = (
+        "accept",
+        "--split",
+        "tuning",
+        "--count",
+        2,
+        "--experiments",
+        "left-to-right,progress",
+        "--out",
+        tmp_path,
+    )
+    first = run(capsys, *command)
+    assert "| left to right, reasoning, >= 90" in first and "(this command" in (tmp_path / "results.md").read_text()
+    assert "in 0 runs" in run(capsys, *command)
+    assert "there is no experiment 'mane' here" in refused(
+        capsys, *command[:-4], "--experiments", "mane", "--out", tmp_path
+    )
+
+
+def test_test_rows_need_what_was_frozen(tmp_path: Path, capsys) -> None:
+    directory, frozen = BUNDLED / "tiny", tmp_path / "frozen.json"
     with pytest.raises(UserError, match=r"toy\.py"):
-        check_frozen(directory)
-    freeze(directory)
-    check_frozen(directory)
+        acceptance.check_frozen(frozen, directory)
+    run(capsys, "accept", "--freeze", frozen)  # writes where it is told, never into the package
+    acceptance.check_frozen(frozen, directory)
+    assert set(json.loads(frozen.read_text())) == set(json.loads(acceptance.FROZEN.read_text()))
     other = tmp_path / "tiny"  # somebody's own, of the same name
     other.mkdir()
     (other / "model.safetensors").write_bytes(b"else")
     with pytest.raises(UserError, match=r"tiny/model\.safetensors changed.*--freeze"):
-        check_frozen(other)
+        acceptance.check_frozen(frozen, other)

@@ -46,7 +46,9 @@ class Hashed:
         for row in rows.unique().tolist():
             real = canvas.ids[row][canvas.valid[row]].tolist()
             g = torch.Generator().manual_seed(zlib.crc32(repr(real).encode()))
-            slots_ = canvas.real[row].sum() if canvas.ragged else canvas.length  # a row of a ragged batch knows its own length
+            slots_ = (
+                canvas.real[row].sum() if canvas.ragged else canvas.length
+            )  # a row of a ragged batch knows its own length
             tables[row] = torch.randn(int(slots_), V, generator=g) * self.sharpness
         picked = torch.stack([tables[r][s] for r, s in zip(rows.tolist(), slots.tolist(), strict=True)])
         return lambda part: picked[part].clone()

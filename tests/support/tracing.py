@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from unmask.decoding.canvas import Vocab
-from unmask.models import Model
 from unmask.models.llada import LLaDAModelLM
+from unmask.models.model import Model
 from unmask.views.trace import Run
 
 WORDS = ("The", "answer", "is", "so", "we", "add", "two", "four", "apples", "boxes", "each", ".", ",", "=", "+")

@@ -19,7 +19,9 @@ from unmask.errors import UserError
 from unmask.models.llada import LLaDAConfig
 from unmask.tasks import toy
 from unmask.training import train as training
-from unmask.training.train import Recipe, encode, masked_batch, orthogonal, paddings, start
+from unmask.training.data import encode, masked_batch, paddings
+from unmask.training.optim import orthogonal
+from unmask.training.train import Recipe, start
 
 RECIPE = Recipe(steps=40, batch=8, length=32, warmup=5)
 
@@ -64,7 +66,9 @@ def test_loss_falls_and_the_result_loads(config: Path, tmp_path: Path) -> None:
     made = json.loads((tmp_path / "config.json").read_text())
     assert made["model_type"] == "llada" and made["architectures"] == ["LLaDAModelLM"]
     assert "model.transformer.blocks.0.attn_out.weight" in weights(tmp_path)
-    text = unmask.generate(model, ["Of the cups A B C D the ball is under B. First right. Where is the ball?"], "top-probability")[0].text
+    text = unmask.generate(
+        model, ["Of the cups A B C D the ball is under B. First right. Where is the ball?"], "top-probability"
+    )[0].text
     assert isinstance(text, str)
 
 
@@ -73,7 +77,7 @@ def test_a_killed_run_resumed_is_the_straight_one(config: Path, pairs: Path, tmp
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     program = (
         "import sys; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
-        "from unmask import train; from unmask.training.train import Recipe\n"
+        "from unmask.training import train; from unmask.training.train import Recipe\n"
         "plain = train.train\n"
         "train.train = lambda *a, **k: plain(*a, **{**k, 'save_every': 0.0})\n"
         "train.start(Recipe(steps=60, batch=8, length=32, warmup=5), Path(sys.argv[1]), config=sys.argv[2], data=sys.argv[3], probe_every=20)\n"

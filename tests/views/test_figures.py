@@ -12,8 +12,9 @@ from support.tracing import SCRIPTS, made
 
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.errors import UserError
+from unmask.evaluation.recipe import settings
 from unmask.evaluation.significance import wilson
-from unmask.tasks import find
+from unmask.paper.experiments import figure_runs
 from unmask.views import figures, trace
 
 pytest.importorskip("matplotlib", reason='tests of the figures need matplotlib: pip install "unmask[figures]"')
@@ -23,7 +24,8 @@ RUNS = [made(name, 48, 24, correct=name == "sacm", gold="12") for name in ("top-
 
 def record(method: str, strategy: Strategy, right: int, steps: int = 32, eot: float = 0.1) -> dict:
     summary = {"accuracy": right / 50, "interval": list(wilson(right, 50)), "eot_ratio": eot}
-    return {"method": method, "recipe": {"strategy": repr(strategy), "steps": steps, "length": 64}, "summary": summary}
+    recipe = {"strategy": repr(strategy), "steps": steps, "length": 64}
+    return {"method": method, "recipe": recipe, "settings": settings(strategy), "summary": summary}
 
 
 def sacm(**changes) -> Strategy:
@@ -55,7 +57,9 @@ def test_effects_means_and_anchor():
 
 
 def test_parallelism_has_intervals():
-    records = [record("sacm", sacm(), n, t) for n, t in ((40, 64), (20, 16))] + [record("semi-ar-8", Strategy(block=8), 5, 16)]
+    records = [record("sacm", sacm(), n, t) for n, t in ((40, 64), (20, 16))] + [
+        record("semi-ar-8", Strategy(block=8), 5, 16)
+    ]
     (axis,) = figures.parallelism(records).axes
     names = axis.get_legend_handles_labels()[1]
     assert names == ["sacm", "semi-AR, block 8"]
@@ -76,18 +80,23 @@ def test_sensitivity_varies_one_at_a_time():
 
 def test_anchors_by_text_and_place():
     alone = Strategy(anchors=(SuffixAnchor(),))
-    records = [record("suffix-anchor", alone.with_(text=text), 20) for text in ("The answer is", "it's \"so\"", ".")]
-    records += [record("sacm", sacm(text=text), 40) for text in ("The answer is", "it's \"so\"", ".")]
+    records = [record("suffix-anchor", alone.with_(text=text), 20) for text in ("The answer is", 'it\'s "so"', ".")]
+    records += [record("sacm", sacm(text=text), 40) for text in ("The answer is", 'it\'s "so"', ".")]
     records += [record("sacm", sacm(at=at), 30) for at in (-30, -40)]
     texts, _, places = figures.anchors(records).axes
-    assert [label.get_text() for label in texts.get_yticklabels()] == ["“The answer is”", "“it's \"so\"”", "“.”"]
+    assert [label.get_text() for label in texts.get_yticklabels()] == ["“The answer is”", '“it\'s "so"”', "“.”"]
     assert list(places.containers[1][0].get_xdata()) == [20, 30, 40]
 
 
 @pytest.mark.parametrize(("length", "places"), [(256, [-20, -30, -40, -50, -60]), (96, [-8, -11, -15, -19, -23])])
 def test_anchors_stand_in_proportion_to_the_response(length, places):
-    runs = figures.grid("anchors", find("stories"), length)
-    assert [strategy.anchors[0].at for _, strategy, _ in runs[-5:]] == places
+    runs = figure_runs("anchors", "stories", length)
+    found = {
+        run.strategy.anchors[0].at
+        for run in runs
+        if run.method == "sacm" and run.strategy.anchors[0].text == "The answer is"
+    }
+    assert found == {*places, -20}
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
@@ -113,7 +122,10 @@ def test_progress_and_negative_confidence(tmp_path):
 
 
 def test_hostile_text_is_drawn(tmp_path):
-    figures.write(figures.failure_modes([made(words={**SCRIPTS, "8": "$\\frac{1$", "9": "漢字"}, length=48)]), tmp_path / "fig.svg")
+    figures.write(
+        figures.failure_modes([made(words={**SCRIPTS, "8": "$\\frac{1$", "9": "漢字"}, length=48)]),
+        tmp_path / "fig.svg",
+    )
     assert "<script" not in (tmp_path / "fig.svg").read_text()
 
 

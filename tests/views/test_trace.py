@@ -15,9 +15,11 @@ from support.tracing import EOT, MASK, small_model
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
-from unmask.generation import generate
+from unmask.generation import Decoding, generate
 from unmask.views import trace
 from unmask.views.trace import Trace, record
+
+PLAIN = {"top-probability": METHODS["top-probability"]}
 
 OLD = Path(__file__).parent.parent / "data" / "trace-v1.json.gz"
 
@@ -71,7 +73,7 @@ def test_every_method_in_a_batch(model, name):
     options = {"length": 48, "steps": 12, "raw": True, "batch": 2}
     prompts = ["so we add two", "apples", "four boxes each"]
     made = generate(model, prompts, name, **options)
-    runs = record(model, prompts, name, **options)
+    runs = record(model, prompts, {name: METHODS[name]}, Decoding(**options))
     assert [r.prompt for r in runs] == prompts
     for run_, generation in zip(runs, made, strict=True):
         assert run_.final().ids == generation.tokens and run_.text == generation.text
@@ -108,8 +110,8 @@ def test_no_synchronisation(model, monkeypatch):
 
 
 def test_candidates_only_when_asked(model):
-    (plain,) = record(model, ["so we add"], "top-probability", top=False, length=16, steps=4, raw=True)
-    (full,) = record(model, ["so we add"], "top-probability", length=16, steps=4, raw=True)
+    (plain,) = record(model, ["so we add"], PLAIN, Decoding(length=16, steps=4, raw=True), top=False)
+    (full,) = record(model, ["so we add"], PLAIN, Decoding(length=16, steps=4, raw=True))
     assert plain.candidates == {} and not Trace().needs
     assert len(full.candidates) == 16 and all(len(c) == 5 for c in full.candidates.values())
     for slot, token in enumerate(full.final().ids):
@@ -118,7 +120,7 @@ def test_candidates_only_when_asked(model):
 
 
 def test_round_trip_and_size(model, tmp_path):
-    runs = record(model, ["so we add"], "sacm", length=256, steps=128, raw=True)
+    runs = record(model, ["so we add"], {"sacm": METHODS["sacm"]}, Decoding(length=256, steps=128, raw=True))
     for name in ("run.json.gz", "run.json"):
         trace.save(tmp_path / name, runs)
         assert trace.load(tmp_path / name) == runs
@@ -155,5 +157,5 @@ def test_bad_files(tmp_path, content, says):
 def test_unwritable_and_missing(tmp_path):
     with pytest.raises(UserError, match="cannot be read: No such file"):
         trace.load(tmp_path / "none.json.gz")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot write"):
         trace.save(tmp_path / "no" / "such.json", [])

@@ -42,7 +42,7 @@ class Strategy:
     pace: float = 0.5  # steps per response token: T = L / 2
     # Fields added later are part of the recipe only where they are used: the hash of an older one stays as it was.
     focus: Focus | None = field(default=None, repr=False)  # the slots in view; None: those of the window
-    revise: tuple[Reviser, ...] = field(default=(), repr=False)  # the canvas after each step: reopen, rewrite, end, resize
+    revise: tuple[Reviser, ...] = field(default=(), repr=False)  # after each step: reopen, rewrite, end, resize
 
     def __repr__(self) -> str:
         return settings.text(self)
@@ -59,7 +59,12 @@ class Strategy:
     def windows(self, length: int, steps: int) -> list[tuple[slice, int]]:
         """Blocks from left to right, each with its share of the steps, at least one; the last may be shorter."""
         edges = [*range(0, length, self.block or length), length]
-        return [(slice(a, b), max(1, round(steps * b / length) - round(steps * a / length))) for a, b in pairwise(edges)]
+        ends = [round(steps * edge / length) for edge in edges]
+        return [(slice(*edge), max(1, b - a)) for edge, (a, b) in zip(pairwise(edges), pairwise(ends), strict=True)]
+
+    def steps(self, length: int, given: int | None = None) -> int:
+        """T: what was given, else the method's pace."""
+        return max(1, round(self.pace * length)) if given is None else given
 
     def score(self, step: Step) -> tuple[Tensor, Tensor]:
         """c and c~, (B, L) each."""
@@ -89,35 +94,42 @@ def decode(
     canvas: Canvas, strategy: Strategy, steps: int | None = None, seed: int | Sequence[int] = 0, watch: Sequence[Watch] = ()
 ) -> Generator[Ask, Prediction, Decoded]:  # fmt: skip
     """Algorithm 1 as a generator: it yields what it asks of the model and is sent the prediction (see `run`)."""
-    steps = max(1, round(strategy.pace * canvas.length)) if steps is None else steps
+    steps = strategy.steps(canvas.length, steps)
     settings.check(strategy, steps, canvas)
     draws, needs, remembering = Draws(seed, canvas), settings.needs(strategy, watch), settings.remembering(strategy)
     read = Reader(strategy.read, needs, draws, steps)
     canvas = canvas.remember({name: value for rule in remembering for name, value in rule.memory(canvas).items()})
     forwards = ties = total = torch.zeros(canvas.rows, dtype=torch.long, device=canvas.ids.device)
-    forward, score = 0, None
+    forward, score, most = 0, None, strategy.bound(settings.longest(strategy, canvas.length), steps)
     for window, budget in strategy.windows(canvas.length, steps):
         opened = canvas.masked[:, window].sum(1)
         for index in count():  # for t = T, ..., 1
-            step = Step(canvas, strategy, window, index, budget, opened, forward, draws, steps)
+            step = Step(canvas, strategy, window, index, budget, opened, forward, draws, steps, forwards)
             if strategy.remask:
                 if (look := strategy.remask.asks(step)) is not None:
-                    step = replace(step, seen=(yield Ask(canvas, window, look, read, forward, score)), forward=forward + 1)
+                    seen = yield Ask(canvas, window, look, read, forward, score)
                     forward, forwards = forward + 1, forwards + look.any(1)
+                    step = replace(step, seen=seen, forward=forward, turn=forwards)
                 reopened = strategy.remask(step)
                 step = replace(step, canvas=canvas.clear(reopened), reopened=reopened)
             eligible = step.eligible  # M
             if not bool(eligible.any()):
                 break
             where = step.asked(needs) if needs & {"everywhere", "beyond"} else eligible
-            step = replace(step, seen=(yield Ask(step.canvas, window, where, read, forward, score)))  # z = M_theta(x), x^0
+            step = replace(
+                step, seen=(yield Ask(step.canvas, window, where, read, forward, score))
+            )  # x^0 of z = M_theta(x)
             base, score = strategy.score(step)  # c_i = C(z, i), c~_i
             step = replace(step, base=base)
             if not bool(torch.isfinite(torch.where(eligible, score + step.seen.p, 0)).all()):
-                raise UserError("the model gave NaN or infinite logits; check its weights, or load it in float32")
+                raise settings.unsound(step)
             chosen = strategy.select(step, score)  # U = Select(c~)
-            canvas = step.canvas.fill(chosen, step.seen.token, score, forward)  # x_i <- x^0_i, i in U
+            canvas = step.canvas.fill(chosen, step.seen.token, score, forwards)  # x_i <- x^0_i, i in U
             forward, forwards = forward + 1, forwards + eligible.any(1)
+            if forward > most:
+                raise UserError(
+                    "the selection rule chooses too little: no end is in sight; it must choose a slot in time"
+                )
             if remembering:
                 canvas = canvas.remember({k: v for rule in remembering for k, v in rule.remember(step, canvas).items()})
             for revise in strategy.revise:

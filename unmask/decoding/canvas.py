@@ -37,10 +37,10 @@ class Canvas:
     fixed: Tensor  # (B, L) bool: written before decoding (anchors, template, infilled text), never changed
     distance: Tensor  # (B, L) float: slots to the nearest anchor, inf where there is none
     settled: Tensor  # (B, L) float: score at commit (ReMDM reads it)
-    when: Tensor  # (B, L) long: the forward, counted from 0, that committed it; -1 for none
+    when: Tensor  # (B, L) long: the forward of its row, counted from 0, that committed it; -1 for none
     vocab: Vocab
-    memory: dict[str, Tensor] = field(default_factory=dict, repr=False)  # (B,) or (B, L, ...): what rules keep between steps
-    ragged: bool = False  # rows may be of different lengths: the shorter ones are padded on the right, fixed and not valid
+    memory: dict[str, Tensor] = field(default_factory=dict, repr=False)  # (B, ...): what rules keep between steps
+    ragged: bool = False  # rows differ in length: shorter ones are padded on the right, fixed and not valid
 
     @classmethod
     def blank(cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: Any = "cpu") -> Canvas:
@@ -91,11 +91,11 @@ class Canvas:
     def with_response(self, response: Tensor) -> Canvas:
         return replace(self, ids=torch.cat((self.ids[:, : self.start], response), dim=1))
 
-    def fill(self, chosen: Tensor, tokens: Tensor, score: Tensor, when: int) -> Canvas:
-        """x_i <- x^0_i where chosen (B, L)."""
+    def fill(self, chosen: Tensor, tokens: Tensor, score: Tensor, when: Tensor) -> Canvas:
+        """x_i <- x^0_i where chosen (B, L), in the forwards `when` (B,)."""
         filled = self.with_response(torch.where(chosen, tokens, self.response))
         settled = torch.where(chosen, score, self.settled)
-        return replace(filled, settled=settled, when=self.when.masked_fill(chosen, when))
+        return replace(filled, settled=settled, when=torch.where(chosen, when[:, None], self.when))
 
     def clear(self, reopened: Tensor) -> Canvas:
         """Masks again where reopened (B, L)."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from unmask.decoding import settings
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.rules.anchors import Template
 from unmask.decoding.rules.confidence import TopMargin, Uniform
@@ -41,3 +44,18 @@ def method(name: str | Strategy) -> Strategy:
     near = difflib.get_close_matches(name, METHODS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`unmask methods` lists them"
     raise UserError(f"there is no method {name!r}; {hint}")
+
+
+def strategies(
+    names: Sequence[str], wanted: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Strategy]:
+    """Methods by name with those of the default settings that they have, then the wanted ones: each must fit one of them."""
+    if not names:
+        raise UserError("name at least one method; `unmask methods` lists them")
+    plain = {name: settings.applied(method(name), dict(defaults or {}))[0] for name in names}
+    if len(plain) == 1:
+        return {name: strategy.with_(**wanted) for name, strategy in plain.items()}
+    found = {name: settings.applied(strategy, dict(wanted)) for name, strategy in plain.items()}
+    if unused := set(wanted) - {key for _, used in found.values() for key in used}:
+        raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
+    return {name: strategy for name, (strategy, _) in found.items()}

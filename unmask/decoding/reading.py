@@ -63,7 +63,9 @@ class Prediction:
         """The other prediction in `rows` (B, 1) bool, this one in the rest."""
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
         at = {2: rows, 3: rows[..., None]}
-        return Prediction(**{k: torch.where(at[a.dim()], b, a) for k, (a, b) in both.items() if a is not None and b is not None})
+        return Prediction(
+            **{k: torch.where(at[a.dim()], b, a) for k, (a, b) in both.items() if a is not None and b is not None}
+        )
 
 
 class Denoiser(Protocol):
@@ -203,6 +205,7 @@ class Reader:
         value, out["token"] = self.choose(logits, rows, slots, ask, self.draws)
         out["p"] = (value - log_z.squeeze(-1)).exp()
         if before is not None:
-            out["raw"] = (before.gather(-1, out["token"][:, None]) - before.logsumexp(-1, keepdim=True)).exp().squeeze(-1)
+            out["raw"] = (
+                (before.gather(-1, out["token"][:, None]) - before.logsumexp(-1, keepdim=True)).exp().squeeze(-1)
+            )
         return out
-

@@ -46,12 +46,23 @@ def check(strategy: Any, steps: int, canvas: Any) -> None:
     if strategy.block is not None and strategy.block < 1:
         raise UserError(f"a block has at least 1 token, not {strategy.block}")
     if strategy.modifiers and getattr(strategy.confidence, "negative", False):
-        raise UserError("a modifier multiplies the confidence, which must not be negative: use Certainty() in place of NegativeEntropy()")
+        raise UserError(
+            "a modifier multiplies the confidence, which must not be negative: use Certainty() in place of NegativeEntropy()"
+        )
     if strategy.remask and not (isinstance(strategy.select, Quota) and isinstance(strategy.select.schedule, Fixed)):
-        raise UserError("remasking counts its rounds in steps of a fixed size: it goes with select=Quota(Fixed(k)) only")
+        raise UserError(
+            "remasking counts its rounds in steps of a fixed size: it goes with select=Quota(Fixed(k)) only"
+        )
     for rule in rules(strategy):
         if hasattr(rule, "check"):
             rule.check(strategy, canvas)
+
+
+def unsound(step: Any) -> UserError:
+    """Whose fault it is that a score is NaN or infinite: the model's, or the method's."""
+    if not bool(step.seen.p.isfinite().all()):
+        return UserError("the model gave NaN or infinite logits; check its weights, or load it in float32")
+    return UserError("the method's score is NaN or infinite; check its settings, and rules of your own")
 
 
 def changed(strategy: Any, settings: dict[str, Any]) -> Any:
@@ -64,7 +75,9 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
         owners = {type(rule).__name__ for rule in rules(strategy) if name in {f.name for f in fields(rule)}}
         if not owners:
             known = {f.name for rule in rules(strategy) for f in fields(rule) if simple(getattr(rule, f.name))}
-            raise UserError(f"this method has no setting {name!r}; it has {', '.join(sorted(known | {'block', 'pace'}))}")
+            raise UserError(
+                f"this method has no setting {name!r}; it has {', '.join(sorted(known | {'block', 'pace'}))}"
+            )
         if len(owners) > 1:
             raise UserError(
                 f"{name!r} is a setting of {' and of '.join(sorted(owners))}: build this Strategy in Python"
@@ -90,7 +103,9 @@ def recipe(strategy: Any) -> str:
     """What differs from plain top-probability decoding, in one line."""
     plain = type(strategy)()
     parts = [
-        f"{f.name}={value!r}" for f in fields(strategy) if (value := getattr(strategy, f.name)) != getattr(plain, f.name)
+        f"{f.name}={value!r}"
+        for f in fields(strategy)
+        if (value := getattr(strategy, f.name)) != getattr(plain, f.name)
     ]
     return f"Strategy({', '.join(parts)})"
 

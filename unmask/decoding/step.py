@@ -29,6 +29,7 @@ class Step:
     forward: int  # forwards so far, over all windows
     draws: Draws
     budget: int = 1  # T, the steps of the whole decode
+    turn: Tensor | Any = None  # (B,) forwards so far in which the row had something to ask
     seen: Prediction = Prediction()
     reopened: Tensor | None = None  # (B, L) bool: what remasking opened again in this iteration
     base: Tensor | Any = None  # (B, L) the confidence before any modifier; set for the watchers

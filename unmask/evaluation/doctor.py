@@ -7,14 +7,20 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from unmask.errors import UserError
-from unmask.evaluation.evaluate import NEAR, adapted, answer_time, near_anchor, picture
+from unmask.decoding.algorithm import Strategy, SuffixAnchor
+from unmask.decoding.methods import method, strategies
+from unmask.decoding.settings import applied, parse
+from unmask.evaluation.evaluate import decoding_for, load_rows, picture
+from unmask.evaluation.metrics import NEAR, answer_time, near_anchor
+from unmask.evaluation.recipe import for_task
 from unmask.evaluation.significance import mean, paired
+from unmask.generation import Decoding, Generation, generations
+from unmask.models.model import Model
+from unmask.progress import track
 from unmask.tasks import Task
 
 METHODS = {"plain": "top-probability", "suppressed": "eot-suppression", "anchored": "suffix-anchor", "SACM": "sacm"}
@@ -35,7 +41,9 @@ class Figures:
     flooded: float  # responses with a flood
     flood_step: float | None  # where it begins, the median of those
     early: float | None  # answers whose first token was decoded in the first 15 % of the steps
-    near: float | None  # of the slots decoded in the first 15 % of the steps, those within 14 of the anchor; None: no anchor
+    near: (
+        float | None
+    )  # of the slots decoded in the first 15 % of the steps, those within 14 of the anchor; None: no anchor
     near_all: float | None  # the same of all slots: what decoding anywhere alike would give
     tie_rate: float
     agrees: float | None = None  # answers that follow from their own reasoning, of those that reason
@@ -61,18 +69,16 @@ class Case:
 
 def of_task(task: Task, data: str | None, count: int) -> Case:
     """Tuning rows, drawn; where a task has none, the prompts of test rows."""
-    from unmask.evaluation.tune import sampled
-
-    split, loaded = ("tuning", task.tuning_rows(data)) if task.tuning else ("test", task.rows.load(task.name, data))
-    loaded = sampled(task, loaded, count, 0)
-    shots = task.shots.load(task.name, data, beside=True).rows if task.shots else ()
+    split = "tuning" if task.tuning else "test"
+    found = load_rows(task, split, data, count, shuffle=0)
     return Case(
-        prompts=[task.ask(row, shots) for row in loaded.rows],
+        prompts=[task.ask(row, found.few_shot) for row in found.rows],
         source=f"--task {task.name}",
-        about=f"{len(loaded.rows)} {split} rows of {task.name}" + ("" if task.tuning else " (no tuning rows: not graded)"),
-        images=[picture(task, row, loaded.root) for row in loaded.rows] if task.image else None,
+        about=f"{len(found.rows)} {split} rows of {task.name}"
+        + ("" if task.tuning else " (no tuning rows: not graded)"),
+        images=[picture(task, row, found.data.root) for row in found.rows] if task.image else None,
         task=task,
-        rows=loaded.rows,
+        rows=found.rows,
         graded=task.tuning is not None and not task.executes,
     )
 
@@ -83,16 +89,11 @@ def of_prompts(rows: Sequence[Mapping[str, Any]], file: str) -> Case:
     return Case(prompts, f"--prompts {shlex.quote(file)}", about, [row.get("image") for row in rows])
 
 
-def strategies(case: Case, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The four ways with the task's settings, then the wanted ones."""
-    from unmask.decoding.methods import method
-    from unmask.decoding.settings import applied
-
-    fit = partial(adapted, case.task) if case.task else applied
-    found = {name: fit(method(label), dict(wanted)) for name, label in METHODS.items()}
-    if unused := set(wanted) - {key for _, used in found.values() for key in used}:
-        raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
-    return {name: strategy for name, (strategy, _) in found.items()}
+def ways(case: Case, wanted: Mapping[str, Any]) -> dict[str, Strategy]:
+    """The four ways to decode with the task's settings, then the wanted ones."""
+    names = list(METHODS.values())
+    found = for_task(case.task, names, wanted) if case.task else strategies(names, wanted)
+    return {way: found[name] for way, name in METHODS.items()}
 
 
 # ---------------------------------------------------------------- figures
@@ -110,14 +111,14 @@ def flood_step(order: Sequence[int], ends: Sequence[bool]) -> int | None:
     return since
 
 
-def is_empty(model: Any, tokens: Sequence[int], order: Sequence[int]) -> bool:
+def is_empty(model: Model, tokens: Sequence[int], order: Sequence[int]) -> bool:
     """No letter or digit where the answer stands: behind what was pinned, else in the whole response."""
     pinned = [i for i, when in enumerate(order) if when < 0]
     answer = tokens[pinned[-1] + 1 :] if pinned and pinned[-1] + 1 < len(tokens) else tokens
     return not re.search(r"\w", model.text(answer))
 
 
-def figures(model: Any, case: Case, anchor: str, made: Sequence[Any]) -> Figures:
+def figures(model: Model, case: Case, anchor: str, made: Sequence[Generation]) -> Figures:
     anchors = [model.tokens(anchor), model.tokens(" " + anchor)]
     ends = set(model.vocab.eot_ids)
     floods = [flood_step(g.order, [token in ends for token in g.tokens]) for g in made]
@@ -140,20 +141,20 @@ def figures(model: Any, case: Case, anchor: str, made: Sequence[Any]) -> Figures
         near_all=share(near_anchor(g.order, g.forwards, early=1.0) for g in made),
         tie_rate=statistics.mean(g.tie_rate for g in made),
         agrees=share(follows),
-        right=tuple(bool(case.task.grade(g.text, row).correct) for g, row in pairs) if case.task and case.graded else None,
+        right=tuple(bool(case.task.grade(g.text, row).correct) for g, row in pairs)
+        if case.task and case.graded
+        else None,
     )
 
 
-def examine(
-    model: Any, case: Case, ways: Mapping[str, Any], track: Callable[[Iterable[Any]], Iterable[Any]] = iter, **options: Any
-) -> dict[str, Figures]:
-    """The figures of every way to decode; `options` are those of `generations`."""
-    from unmask.generation import generations
-
-    (anchor,) = ways["SACM"].anchors
+def examine(model: Model, case: Case, tried: Mapping[str, Strategy], decoding: Decoding) -> dict[str, Figures]:
+    """The figures of every way to decode."""
+    (anchor,) = cast("tuple[SuffixAnchor]", tried["SACM"].anchors)
+    if case.task:
+        decoding = decoding_for(model, case.task, decoding)
     found = {}
-    for name, strategy in track(ways.items()):
-        made = generations(model, case.prompts, strategy, images=case.images, **options)
+    for name, strategy in track(tried.items(), len(tried), "decoding"):
+        made = generations(model, case.prompts, strategy, decoding, images=case.images)
         found[name] = figures(model, case, anchor.text, list(made))
     return found
 
@@ -191,7 +192,9 @@ def count(f: Figures) -> int:
 
 def surely(a: Figures, b: Figures) -> bool:
     """Is a right on more of the same rows than b, beyond chance (McNemar's p < 0.05)?"""
-    return bool(a.right and b.right) and count(a) > count(b) and paired(a.right or (), b.right or (), resamples=1).p < 0.05
+    return (
+        bool(a.right and b.right) and count(a) > count(b) and paired(a.right or (), b.right or (), resamples=1).p < 0.05
+    )
 
 
 def choose(found: Mapping[str, Figures]) -> str:
@@ -244,7 +247,9 @@ def right_words(found: Mapping[str, Figures]) -> list[str]:
     elif best != "plain" and not surely(found[best], found["plain"]):
         words.append(f"{n} rows do not tell {best} from plain decoding (McNemar p >= 0.05); --count takes more.")
     if count(found[best]) < 0.3 * n:
-        words.append("Few are right whatever the method: the model, the prompt or the length may be at fault, not the order of decoding.")
+        words.append(
+            "Few are right whatever the method: the model, the prompt or the length may be at fault, not the order of decoding."
+        )
     return words
 
 
@@ -256,26 +261,32 @@ def advice(found: Mapping[str, Figures], pick: str) -> str:
         return "Use sacm." if pick == "SACM" else f"Use {METHODS[pick]}; SACM does not help further here."
     if cured:
         return f"Use {METHODS[pick]} all the same: it is surely right more often than those without a symptom."
-    return f"None of the four is without a symptom; {METHODS[pick]} comes nearest." if pick != "plain" else "None of the four cures it."
+    return (
+        f"None of the four is without a symptom; {METHODS[pick]} comes nearest."
+        if pick != "plain"
+        else "None of the four cures it."
+    )
 
 
 def next_command(found: Mapping[str, Figures], pick: str, case: Case, typed: str, settings: Sequence[str]) -> str:
     """Tune where SACM is advised and still has symptoms, else measure (a task) or decode (prompts) with what is advised.
     A setting is passed on where a method of that command has it."""
-    from unmask.decoding.methods import method
-    from unmask.decoding.settings import applied, parse
-
     methods = [METHODS[pick]]
     if case.task is None:
         command = f"generate {case.source} --method {METHODS[pick]}"
     elif pick == "SACM" and symptoms(found[pick]) and case.tunable:
-        command, settings = f"tune {case.source}", [s for s in settings if not set(parse([s])) & {"kappa", "beta", "gamma"}]
+        command, settings = (
+            f"tune {case.source}",
+            [s for s in settings if not set(parse([s])) & {"kappa", "beta", "gamma"}],
+        )
     else:
         methods.append("sacm" if pick == "plain" else "top-probability")
         command = f"eval {case.source} --methods {','.join(methods)}"
     code = ["--allow-code"] if case.task and case.task.executes else []
     owned = [s for s in settings if any(applied(method(name), parse([s]))[1] for name in methods)]
-    return " ".join(["unmask", command, *([typed] if typed else []), *code, *(f"--set {shlex.quote(s)}" for s in owned)])
+    return " ".join(
+        ["unmask", command, *([typed] if typed else []), *code, *(f"--set {shlex.quote(s)}" for s in owned)]
+    )
 
 
 # ---------------------------------------------------------------- what is printed
@@ -295,7 +306,9 @@ def table(found: Mapping[str, Figures]) -> str:
     ]  # fmt: skip
     widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
     return "\n".join(
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in (heads, *lines)
     )
 

@@ -88,7 +88,7 @@ def graded(
     if coded:
         if not allow_code:
             raise UserError(f"grading {' and '.join(coded)} runs the outputs as code; allow it with --allow-code")
-        from unmask.tasks.code import Limits
+        from unmask.tasks.programs import Limits
 
         limits = Limits(unisolated=unisolated)
     import os

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Batch, Example, completed
+from unmask.evaluation.evaluate import Batch, run_batch
+from unmask.evaluation.store import Example
 
 
 def launched() -> bool:
@@ -25,12 +26,12 @@ def ranks(loading: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     import torch
     from torch import distributed
 
-    import unmask
+    from unmask.models.loading import load
 
     device = loading.get("device")
     if torch.cuda.is_available() and device in (None, "cuda"):
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    model = unmask.load(**{**loading, "device": device})
+    model = load(**{**loading, "device": device})
     distributed.init_process_group("gloo", timeout=timedelta(days=7))  # a round takes as long as its slowest batch
     if distributed.get_rank():
         while turn(model) != "done":
@@ -51,7 +52,9 @@ def dealt(model: Any, batches: Iterable[Batch]) -> Iterator[list[Example]]:
         try:
             results = turn(model, [*some, *[None] * (world - len(some))])
         except RuntimeError as error:  # gloo: the connection was closed
-            raise UserError(f"a rank is gone ({str(error)[:100]}); what was finished is kept, the same command resumes") from None
+            raise UserError(
+                f"a rank is gone ({str(error)[:100]}); what was finished is kept, the same command resumes"
+            ) from None
         for result in results[: len(some)]:
             if isinstance(result, Exception):
                 raise result
@@ -67,7 +70,7 @@ def turn(model: Any, jobs: list[Any] | None = None) -> Any:
     if job[0] == "done":
         return "done"
     try:
-        made: Any = completed(model, job[0]) if job[0] else None
+        made: Any = run_batch(model, job[0]) if job[0] else None
     except Exception as error:  # for rank 0 to raise
         made = error
     every = [None] * distributed.get_world_size() if jobs else None

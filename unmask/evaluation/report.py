@@ -7,15 +7,29 @@ import io
 import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from unmask.errors import UserError
 from unmask.evaluation.significance import mean, paired, spread, wilson
-from unmask.paper import numbers as paper
+from unmask.files import read_json, read_text, write_bytes, write_text
+from unmask.tables import latex, markdown
 
 Record = dict[str, Any]
+Beside = Callable[[Record], Any]  # the published number for a run (`accuracy`, `table`), if there is one
+
+RECIPE = ("model", "task", "length", "steps", "strategy", "data_sha256", "prompts_sha256")
+SUMMARY = (
+    "accuracy",
+    "interval",
+    "rows",
+    "nfe",
+    "eot_ratio",
+    "answer_found",
+    "tokens_per_forward",
+    "tokens_per_second",
+)
 
 # ---------------------------------------------------------------- runs
 
@@ -32,17 +46,27 @@ def records(places: Sequence[str]) -> list[Record]:
         else:
             raise UserError(f"there is no run {place}; `unmask eval --out {place} ...` makes one")
         for file in files:
-            try:
-                record = json.loads(file.read_text())
-            except (OSError, ValueError) as error:
-                raise UserError(f"{file} is not the record of a run ({error})") from None
+            record = read_json(file)
             if isinstance(record, dict) and "recipe" in record and "summary" in record:
-                found.append({**record, "file": str(file)})
+                found.append({**checked(record, file), "file": str(file)})
     if not found:
         raise UserError(
             f"no finished run in {', '.join(places)}; an unfinished one resumes with its own `unmask eval` command"
         )
     return joined(found)
+
+
+def checked(record: Record, file: Path) -> Record:
+    """The record of a run, if it has what tables are made of."""
+    recipe, summary = record["recipe"], record["summary"]
+    lacks = [name for name in ("method", "recipe_sha256") if name not in record]
+    lacks += [name for name in RECIPE if not isinstance(recipe, dict) or name not in recipe]
+    lacks += [name for name in SUMMARY if not isinstance(summary, dict) or summary.get(name) is None]
+    if lacks:
+        raise UserError(
+            f"{file} is not a whole record of a run: it lacks {', '.join(lacks[:3])}; its `unmask eval` command completes it"
+        )
+    return record
 
 
 def joined(found: Sequence[Record]) -> list[Record]:
@@ -66,21 +90,26 @@ def joined(found: Sequence[Record]) -> list[Record]:
 
 
 def examples(record_or_file: str | Path) -> list[Record]:
+    """The examples of a run. A last line that a crash tore is passed over."""
     path = Path(record_or_file).with_suffix(".jsonl")
-    try:
-        lines = path.read_text().split("\n")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    lines = read_text(path).split("\n")
     found = []
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                if number < len(lines) - 1:
-                    raise UserError(
-                        f"{path}:{number}: not JSON; resume the run with its `unmask eval` command"
-                    ) from None
+        if not line.strip():
+            continue
+        try:
+            example = json.loads(line)
+        except (ValueError, RecursionError):
+            if number < len(lines) - 1:
+                raise UserError(
+                    f"{path}, line {number}: not JSON; resume the run with its `unmask eval` command"
+                ) from None
+            continue
+        if not isinstance(example, dict) or not {"id", "index", "correct"} <= set(example):
+            raise UserError(
+                f'{path}, line {number}: an example has "id", "index" and "correct"; this is not a run of `unmask eval`'
+            )
+        found.append(example)
     return found
 
 
@@ -90,10 +119,10 @@ COLUMNS = ("model", "task", "method", "L", "T", "NFE", "rows", "accuracy", "low"
            "progress", "tokens/forward", "tokens/s")  # fmt: skip
 
 
-def line(record: Record) -> dict[str, Any]:
+def line(record: Record, beside: Beside = lambda record: None) -> dict[str, Any]:
     """A run as a row of the table; shares in percent, as the paper has them."""
     summary, recipe = record["summary"], record["recipe"]
-    cell = paper.beside(recipe, record["method"])
+    cell = beside(record)
 
     def percent(value: float | None) -> float | None:
         return None if value is None else round(100 * value, 2)
@@ -146,37 +175,8 @@ def label(record: Record) -> str:
     return f"{record['method']} (L={record['recipe']['length']}, T={record['recipe']['steps']})"
 
 
-def shown(value: Any) -> str:
-    if value is None:
-        return ""
-    return (
-        "yes" if value is True else "" if value is False else f"{value:.2f}" if isinstance(value, float) else str(value)
-    )
-
-
-def markdown(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    cells = [[*columns], *([shown(row.get(c)) for c in columns] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]) + "\n"
-
-
-def latex(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    def safe(text: str) -> str:
-        for sign in "\\&%$#_{}":
-            text = text.replace(sign, {"\\": r"\textbackslash "}.get(sign, "\\" + sign))
-        return text
-
-    lines = [" & ".join(safe(shown(row.get(c))) for c in columns) + r" \\" for row in rows]
-    head = " & ".join(safe(c) for c in columns) + r" \\"
-    kinds = "".join("l" if c in ("model", "task", "method", "a", "b") else "r" for c in columns)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
-    )
-
-
-def table(found: Sequence[Record], style: str) -> str:
-    lines = [line(record) for record in found]
+def table(found: Sequence[Record], style: str, beside: Beside = lambda record: None) -> str:
+    lines = [line(record, beside) for record in found]
     lines.sort(key=lambda row: (row["task"], row["model"], row["L"], row["T"]))
     if style == "json":
         whole = {"runs": lines, "compute": by_compute(lines), "pairs": comparisons(found)}
@@ -209,24 +209,21 @@ def table(found: Sequence[Record], style: str) -> str:
 STYLES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 
 
-def write(places: Sequence[str], style: str, out: str | None) -> str:
+def write(places: Sequence[str], style: str, out: str | None, beside: Beside = lambda record: None) -> str:
     """The table to print; `out` also gets a plot or a table, by its ending."""
     found = records(places)
     if out:
         path = Path(out)
         if path.suffix.lower() in STYLES:
-            try:
-                path.write_text(table(found, STYLES[path.suffix.lower()]))
-            except OSError as error:
-                raise UserError(f"cannot write {out}: {error.strerror}") from None
+            write_text(path, table(found, STYLES[path.suffix.lower()], beside))
         elif path.suffix.lower() in (".png", ".svg", ".pdf"):
-            plot(found, path)
+            plot(found, path, beside)
         else:
             raise UserError(f"{out}: a plot ends in .png, .svg or .pdf, a table in {', '.join(STYLES)}")
-    return table(found, style)
+    return table(found, style, beside)
 
 
-def plot(found: Sequence[Record], path: Path) -> None:
+def plot(found: Sequence[Record], path: Path, beside: Beside = lambda record: None) -> None:
     """Accuracy against steps and, on the same scale beside it, against forwards; one pair of panels a model and task."""
     try:
         import matplotlib
@@ -235,7 +232,7 @@ def plot(found: Sequence[Record], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = [line(record) for record in found]
+    lines = [line(record, beside) for record in found]
     groups = list(dict.fromkeys((row["model"], row["task"]) for row in lines))
     methods = list(dict.fromkeys(row["method"] for row in lines))
     figure, axes = pyplot.subplots(len(groups), 2, figsize=(10, 3.6 * len(groups)), sharey="row", squeeze=False)
@@ -266,12 +263,10 @@ def plot(found: Sequence[Record], path: Path) -> None:
         pair[0].set_ylabel("accuracy, % (bars: 95 %, x: paper)")
         pair[1].legend(fontsize=8)
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        pyplot.close(figure)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix.lower()[1:], dpi=150)
+    pyplot.close(figure)
+    write_bytes(path, drawn.getvalue())
 
 
 # ---------------------------------------------------------------- one evaluation on a terminal
@@ -307,42 +302,6 @@ def table_of_summary(summary: Mapping[str, Any]) -> str:
                 f"{mode} {100 * value:.2f}" for mode, value in s["modes"].items()
             )
     return text.rstrip("\n") + f"\n\nexamples and recipes: {summary['out']}"
-
-
-class Progress:
-    """A bar with the accuracy so far and the time left, if the stream is a terminal."""
-
-    def __init__(self, stream: TextIO):
-        self.stream, self.bar, self.jobs = stream, None, {}  # type: ignore[var-annotated]
-
-    def __enter__(self) -> Progress:
-        if self.stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-            )
-            self.bar = Bar(*columns, console=Console(file=self.stream), transient=True)  # type: ignore[assignment]
-            self.bar.start()  # type: ignore[attr-defined]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def __call__(self, name: str, done: int, total: int, right: int) -> None:
-        if self.bar:
-            if done == 0 or name not in self.jobs:
-                self.jobs[name] = self.bar.add_task(name, total=total, note="")
-            self.bar.update(
-                self.jobs[name], completed=done, note=f"accuracy {100 * right / done:.1f} %" if done else ""
-            )
 
 
 # ---------------------------------------------------------------- diff

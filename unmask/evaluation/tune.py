@@ -12,15 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
+from unmask.decoding.algorithm import Strategy
+from unmask.decoding.settings import applied
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Options, Pool, evaluate, illustrated, write_whole
-from unmask.evaluation.report import examples, markdown
+from unmask.evaluation.evaluate import Pool, Report, evaluate
+from unmask.evaluation.recipe import Options
+from unmask.evaluation.report import examples
 from unmask.evaluation.significance import paired, wilson
-from unmask.tasks import Task
-from unmask.tasks.data import Loaded
+from unmask.files import read_text, write_whole
+from unmask.models.model import Model
+from unmask.tables import markdown
+from unmask.tasks import Rows, Task
 
 GRID: dict[str, tuple[float, ...]] = {  # the paper's, 36 points
     "kappa": (12.0, 14.0),
@@ -72,7 +76,9 @@ class Sweep:
 
 def points(grid: Mapping[str, Sequence[float]], default: Point) -> list[Point]:
     """The grid, and the task's default if it is not on it: what is chosen must be measured against it."""
-    return list(dict.fromkeys([*(Point(*map(float, p)) for p in product(*(grid[name] for name in Point._fields))), default]))
+    return list(
+        dict.fromkeys([*(Point(*map(float, p)) for p in product(*(grid[name] for name in Point._fields))), default])
+    )
 
 
 def values(name: str, text: str | None) -> tuple[float, ...]:
@@ -84,7 +90,9 @@ def values(name: str, text: str | None) -> tuple[float, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 0 or not all(map(math.isfinite, found)) or (name == "kappa" and min(found) == 0):
-        raise UserError(f"--{name} takes positive numbers, as in --{name} {','.join(f'{v:g}' for v in GRID[name])}; not {text!r}")
+        raise UserError(
+            f"--{name} takes positive numbers, as in --{name} {','.join(f'{v:g}' for v in GRID[name])}; not {text!r}"
+        )
     return found
 
 
@@ -129,22 +137,12 @@ def search(everywhere: Sequence[Point], default: Point, rows: Sequence[int], dec
 # ---------------------------------------------------------------- with a model
 
 
-def sampled(task: Task, data: Loaded, count: int, seed: int, skip_bad: bool = False) -> Loaded:
-    """`count` rows drawn from the tuning rows. Drawn, as in the paper: some files are sorted by subject."""
-    if count < 1:
-        raise UserError(f"--count is at least 1, not {count}")
-    order = list(range(len(data.rows)))
-    Random(seed).shuffle(order)
-    return illustrated(task, replace(data, rows=[data.rows[i] for i in order]), skip_bad, count)
-
-
 def tune(
-    model: Any,
+    model: Model,
     task: Task,
     name: str,
-    strategy: Any,
-    data: Loaded,
-    shots: Loaded | None,
+    strategy: Strategy,
+    rows: Rows,
     options: Options,
     folder: Path,
     *,
@@ -152,25 +150,26 @@ def tune(
     fixed: Mapping[str, Any] | None = None,
     first: int | None = None,
     mode: str = "halving",
-    report: Callable[[str, int, int, int], None] = lambda *_: None,
+    report: Report = lambda *_: None,
     pool: Pool | None = None,
 ) -> dict[str, Any]:
     """The record of a search: what was chosen, how, and every point. `strategy` is the method `name` with the task's anchor
     and the `fixed` settings; `mode` is halving, full, or check (both)."""
     default = Point(**task.settings)
-    everywhere, rows = points(grid, default), stages(len(data.rows), first or max(4, len(data.rows) // 8))
+    count = len(rows.rows)
+    everywhere, seen = points(grid, default), stages(count, first or max(4, count // 8))
 
     def decode(wanted: Sequence[Point], begin: int, end: int) -> dict[Point, list[Outcome]]:
         methods = {f"{name}-{p.kappa:g}-{p.beta:g}-{p.gamma:g}": p for p in wanted}
         strategies = {label: strategy.with_(**p._asdict()) for label, p in methods.items()}
-        some = replace(data, rows=data.rows[begin:end])
-        summary = evaluate(model, task, strategies, some, shots, options, folder / f"rows-{begin}-{end}", report, pool)
+        some = replace(rows, data=replace(rows.data, rows=rows.rows[begin:end]))
+        summary = evaluate(model, task, strategies, some, options, folder / f"rows-{begin}-{end}", report, pool)
         files = {point: summary["methods"][label]["file"] for label, point in methods.items()}
         found = {point: sorted(examples(file), key=lambda e: e["index"]) for point, file in files.items()}
         return {point: [(e["correct"], e["nfe"]) for e in lines] for point, lines in found.items()}
 
-    halved = search(everywhere, default, rows, decode, True) if mode != "full" else None
-    full = search(everywhere, default, rows, decode, False) if mode != "halving" else None
+    halved = search(everywhere, default, seen, decode, True) if mode != "full" else None
+    full = search(everywhere, default, seen, decode, False) if mode != "halving" else None
     sweep = full or halved
     assert sweep is not None
     chosen, right = sweep.chosen, sweep.right(sweep.chosen)
@@ -179,8 +178,8 @@ def tune(
         "format": FORMAT, "version": 1,
         "task": task.name, "model": model.name, "weights_sha256": model.weights_hash, "adapter": model.adapter and str(model.adapter),
         "method": name, "settings": {"text": task.anchor, **(fixed or {}), **chosen._asdict()},
-        "length": options.length or task.length, "steps": options.steps or max(1, round(strategy.pace * (options.length or task.length))),
-        "split": "tuning", "rows": len(right), "data_sha256": data.sha256, "seed": options.seed,
+        "length": options.length or task.length, "steps": strategy.steps(options.length or task.length, options.steps),
+        "split": "tuning", "rows": len(right), "data_sha256": rows.data.sha256, "seed": options.seed,
         "correct": sum(right), "accuracy": sum(right) / len(right), "interval": list(wilson(sum(right), len(right))),
         "chosen_by": "full sweep" if full else "successive halving",
         "stages": sweep.stages, "points": len(everywhere), "grid": {n: list(v) for n, v in grid.items()},
@@ -200,7 +199,13 @@ def lines(sweep: Sweep) -> list[dict[str, Any]]:
     """Every point, best first: those that saw more rows come first, as they were better when the others were dropped."""
 
     def rank(p: Point) -> Any:
-        return p != sweep.chosen, -len(sweep.seen[p]), -sum(sweep.right(p)), nearest(p, sweep.default, list(sweep.seen)), p
+        return (
+            p != sweep.chosen,
+            -len(sweep.seen[p]),
+            -sum(sweep.right(p)),
+            nearest(p, sweep.default, list(sweep.seen)),
+            p,
+        )
 
     found = []
     for point in sorted(sweep.seen, key=rank):
@@ -238,7 +243,9 @@ def told(record: Mapping[str, Any]) -> str:
     """What was chosen, how sure that is, and what it cost."""
     against, chosen = record["default"], Point(**{name: record["settings"][name] for name in Point._fields})
     usual, n = Point(**against["settings"]), record["rows"]
-    out = [f"{record['task']}: {chosen} ({record['correct']} of {n} tuning rows right), chosen by {record['chosen_by']}."]
+    out = [
+        f"{record['task']}: {chosen} ({record['correct']} of {n} tuning rows right), chosen by {record['chosen_by']}."
+    ]
     if chosen == usual:
         out.append("It is the task's default.")
     else:
@@ -263,18 +270,6 @@ def told(record: Mapping[str, Any]) -> str:
     return "\n".join(out)
 
 
-def heat_map(record: Mapping[str, Any], path: Path) -> bool:
-    """The picture beside the table; False where matplotlib is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        return False
-    from unmask.views import figures
-
-    figures.write(figures.heat_map(record["table"], f"{record['task']}, {record['model']}"), path)
-    return True
-
-
 # ---------------------------------------------------------------- the settings file
 
 
@@ -284,11 +279,10 @@ def write(record: Mapping[str, Any], path: Path) -> None:
 
 def read(path: str | Path, task: str | None = None) -> dict[str, Any]:
     """The record in a settings file; one of another task is refused."""
+    text = read_text(path)
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; `unmask tune --out {path} ...` makes one") from None
-    except ValueError:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
         record = None
     settings = record.get("settings") if isinstance(record, dict) and record.get("format") == FORMAT else None
     numbers = isinstance(settings, dict) and all(isinstance(settings.get(name), (int, float)) for name in Point._fields)
@@ -312,12 +306,25 @@ def check_model(path: str | Path, record: Mapping[str, Any], model: Any) -> None
     raise UserError(f"{path} was tuned on {made}, this is {here}; {_by_hand(record)}")
 
 
-def otherwise(path: str | Path, record: Mapping[str, Any], runs: Mapping[str, tuple[int, int]]) -> str | None:
-    """A line that says so where the settings were tuned with another method, L or T than they are used with: `runs` are the
-    methods that have kappa, beta and gamma, each with its (L, T)."""
+def otherwise(
+    path: str | Path, methods: Mapping[str, Strategy], wanted: Mapping[str, Any], length: int, steps: int | None
+) -> str | None:
+    """A line that says so where the settings were tuned with another method, L or T than they are used with."""
+    record = read(path)
     made = tuple(record.get(name) for name in ("method", "length", "steps"))
-    here = [f"{name} with L = {length}, T = {steps}" for name, (length, steps) in runs.items() if (name, length, steps) != made]
-    return f"{path} was tuned for {made[0]} with L = {made[1]}, T = {made[2]}; this is {' and '.join(here)}" if here else None
+    runs = [
+        (name, length, s.steps(length, steps))
+        for name, s in methods.items()
+        if set(GRID) <= set(applied(s, dict(wanted))[1])
+    ]
+    here = [
+        f"{name} with L = {length}, T = {budget}" for name, length, budget in runs if (name, length, budget) != made
+    ]
+    return (
+        f"{path} was tuned for {made[0]} with L = {made[1]}, T = {made[2]}; this is {' and '.join(here)}"
+        if here
+        else None
+    )
 
 
 def _by_hand(record: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """N replicas of a model as Ray actors, on this machine or on a cluster, that complete the batches of an evaluation.
 
     with Workers({"name": "tiny"}, 2) as workers:
-        evaluate(workers.model, task, methods, data, pool=workers)
+        evaluate(workers.model, task, methods, rows, pool=workers)
 
 The driver alone reads and writes the run's folder. It has the model's outline, not its weights."""
 
@@ -22,7 +22,10 @@ from typing import Any
 
 from unmask import __version__
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Batch, Example, Options, completed, evaluate, limited
+from unmask.evaluation.evaluate import Batch, evaluate, run_batch
+from unmask.evaluation.recipe import Options
+from unmask.evaluation.store import Example
+from unmask.models.loading import BUNDLED, load
 
 LOST = 3  # workers that may die of one batch, or while loading, before the run stops
 PATIENCE = 60  # seconds without a worker before the user is told what is waited for
@@ -32,7 +35,9 @@ def ray() -> Any:
     """Ray, which must be told to be quiet before it is imported."""
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         os.environ.setdefault(name, "0")
-    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # what is no Ray cluster is found out in one try, not twenty
+    os.environ.setdefault(
+        "RAY_NUM_REDIS_GET_RETRIES", "1"
+    )  # what is no Ray cluster is found out in one try, not twenty
     try:
         import ray
     except ImportError:
@@ -56,7 +61,9 @@ def connect(address: str | None, cpus: int) -> None:
             except OSError:
                 raise UserError(f"there is no Ray cluster at {address}; `ray start --head` starts one") from None
     library = ray()
-    library._private.worker._worker_logs_enabled = False  # it would tell of deaths on standard output, which is the user's
+    library._private.worker._worker_logs_enabled = (
+        False  # it would tell of deaths on standard output, which is the user's
+    )
     try:
         try:
             library.init(**options)
@@ -69,7 +76,9 @@ def connect(address: str | None, cpus: int) -> None:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         if address is None:
             raise UserError(f"Ray does not start on this machine; is it very busy? ({why})") from None
-        raise UserError(f"no Ray cluster could be joined at {address}; if it has a token, set RAY_AUTH_TOKEN ({why})") from None
+        raise UserError(
+            f"no Ray cluster could be joined at {address}; if it has a token, set RAY_AUTH_TOKEN ({why})"
+        ) from None
 
 
 class Worker:
@@ -78,16 +87,16 @@ class Worker:
     def load(self, loading: Mapping[str, Any], threads: int, known: Mapping[str, str]) -> None:
         import torch
 
-        import unmask
-
         torch.set_num_threads(threads)
-        self.model = unmask.load(**loading)
+        self.model = load(**loading)
         for what, here in fingerprint(self.model).items():
             if here != known[what]:
-                raise UserError(f"the {what} of {loading['name']} on {socket.gethostname()} is {here:.12}, and {known[what]:.12} here")
+                raise UserError(
+                    f"the {what} of {loading['name']} on {socket.gethostname()} is {here:.12}, and {known[what]:.12} here"
+                )
 
-    def completed(self, batch: Batch) -> list[Example]:
-        return completed(self.model, batch)
+    def run_batch(self, batch: Batch) -> list[Example]:
+        return run_batch(self.model, batch)
 
 
 def fingerprint(model: Any) -> dict[str, str]:
@@ -103,9 +112,13 @@ class Workers:
         if count < 1:
             raise UserError(f"--workers is at least 1, not {count}")
         if loading.get("device_map"):
-            raise UserError("--device-map spreads one model over devices and --workers puts one on each: give one of them")
+            raise UserError(
+                "--device-map spreads one model over devices and --workers puts one on each: give one of them"
+            )
         if ":" in str(loading.get("device") or ""):
-            raise UserError(f"each worker has a device of its own: --device cuda with --workers, not {loading['device']}")
+            raise UserError(
+                f"each worker has a device of its own: --device cuda with --workers, not {loading['device']}"
+            )
         self.count, self.address = count, address
         self.loading = {**loading, **{key: _anywhere(loading.get(key)) for key in ("name", "adapter", "frequencies")}}
         self.threads = threads or int((os.environ.get("OMP_NUM_THREADS") or "1").split(",")[0])
@@ -147,7 +160,9 @@ class Workers:
         self.needs = {"num_cpus": self.threads, "num_gpus": int(str(device) == "cuda")}
         for name, need in (("CPU", self.threads), ("GPU", self.needs["num_gpus"])):
             if (have := int(held.get(name, 0))) < need * self.count:
-                raise UserError(f"the cluster has {have} {name}s: enough for --workers {have // need}, not {self.count}")
+                raise UserError(
+                    f"the cluster has {have} {name}s: enough for --workers {have // need}, not {self.count}"
+                )
 
     def _start(self) -> None:
         worker = self.ray.remote(**self.needs)(Worker).remote()
@@ -156,7 +171,12 @@ class Workers:
     @property
     def about(self) -> dict[str, Any]:
         """For the record of a run."""
-        return {"device": str(self.loading["device"]), "workers": self.count, "threads": self.threads, "ray": self.ray.__version__}
+        return {
+            "device": str(self.loading["device"]),
+            "workers": self.count,
+            "threads": self.threads,
+            "ray": self.ray.__version__,
+        }
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[list[Example]]:
         """The examples of each batch, as they are done. Whoever is idle takes the next; what a dead worker had is done again."""
@@ -168,7 +188,7 @@ class Workers:
             while True:
                 while self.idle and (batch := again.pop() if again else next(left, None)):
                     worker = self.idle.pop()
-                    self.busy[worker.completed.remote(_portable(batch))] = worker, batch
+                    self.busy[worker.run_batch.remote(_portable(batch))] = worker, batch
                 yield from done  # while the workers work
                 done.clear()
                 if self.idle and not any(isinstance(job, Batch) for _, job in self.busy.values()):
@@ -178,7 +198,9 @@ class Workers:
                 ready, _ = self.ray.wait(list(self.busy), timeout=PATIENCE)
                 if not ready:
                     if all(job == "loading" for _, job in self.busy.values()):
-                        warnings.warn("no worker is ready yet: the cluster is full, or the model takes long to load", stacklevel=2)
+                        warnings.warn(
+                            "no worker is ready yet: the cluster is full, or the model takes long to load", stacklevel=2
+                        )
                     continue
                 worker, job = self.busy.pop(ready[0])
                 try:
@@ -189,7 +211,10 @@ class Workers:
                     if job != "abandoned":
                         raise error.cause if isinstance(error.cause, UserError) else error from None
                 except RayError:  # the worker is gone
-                    warnings.warn("a worker died; another takes its place" + " and its batch" * isinstance(job, Batch), stacklevel=2)
+                    warnings.warn(
+                        "a worker died; another takes its place" + " and its batch" * isinstance(job, Batch),
+                        stacklevel=2,
+                    )
                     self._start()
                     if isinstance(job, Batch):
                         again.append(job)
@@ -208,18 +233,16 @@ class Workers:
 
 def outline(loading: Mapping[str, Any]) -> Any:
     """The model without its weights: what the driver counts tokens, hashes files and names the run with."""
-    import unmask
-
     dtype = loading.get("dtype") or ("float32" if loading["device"] == "cpu" else "auto")
     same = {key: loading.get(key) for key in ("revision", "frequencies")}
-    model = unmask.load(loading["name"], **same, dtype=dtype, device_map={"": "meta"})
-    return replace(model, adapter=Path(loading["adapter"]) if loading.get("adapter") else None)  # its files are hashed too
+    model = load(loading["name"], **same, dtype=dtype, device_map={"": "meta"})
+    return replace(
+        model, adapter=Path(loading["adapter"]) if loading.get("adapter") else None
+    )  # its files are hashed too
 
 
 def _anywhere(path: Any) -> Any:
     """A path that means the same in another process's folder; a name, of a bundled model too, stays a name."""
-    from unmask.models import BUNDLED
-
     if path is None or (BUNDLED / str(path)).is_dir() or not Path(path).expanduser().exists():
         return path
     return str(Path(path).expanduser().absolute())
@@ -248,7 +271,7 @@ def speedup(rows: int = 32, repeats: int = 2) -> float | None:
     if (os.cpu_count() or 1) < 2:
         return None
     task = find("cups")
-    data, few = limited(task.tuning_rows(), rows), limited(task.tuning_rows(), 16)
+    data, few = task.load("tuning", limit=rows), task.load("tuning", limit=16)
     best: dict[int, float] = {}
     try:
         connect(None, cpus=3)
@@ -262,7 +285,9 @@ def speedup(rows: int = 32, repeats: int = 2) -> float | None:
                 for pool in pools:
                     begun = time.perf_counter()
                     out = f"{folder}/{turn}-{pool.count}"
-                    evaluate(pool.model, task, {"sacm": method("sacm")}, few if turn < 0 else data, None, Options(), out, pool=pool)
+                    evaluate(
+                        pool.model, task, {"sacm": method("sacm")}, few if turn < 0 else data, Options(), out, pool=pool
+                    )
                     if turn >= 0:
                         best[pool.count] = min(best.get(pool.count, math.inf), time.perf_counter() - begun)
     finally:

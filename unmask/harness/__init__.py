@@ -29,7 +29,9 @@ def run(arguments: list[str]) -> None:
         cli.execute(args)
     except (ValueError, KeyError) as error:  # lm-eval's way to say no; what goes wrong elsewhere keeps its traceback
         if Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(lm_eval.__file__).parent):
-            raise UserError(f"lm-eval: {str(error.args[0] if error.args else error).strip().splitlines()[0]}") from error
+            raise UserError(
+                f"lm-eval: {str(error.args[0] if error.args else error).strip().splitlines()[0]}"
+            ) from error
         raise
 
 
@@ -54,6 +56,10 @@ def checked(args: Any) -> None:
     if not getattr(args, "cache_requests", None):
         return
     if args.gen_kwargs:
-        raise UserError("--cache_requests would bring back the first run's --gen_kwargs; put the settings in --model_args")
+        raise UserError(
+            "--cache_requests would bring back the first run's --gen_kwargs; put the settings in --model_args"
+        )
     if any(task.startswith("unmask_") for task in args.tasks or ()):
-        raise UserError("unmask's tasks make their requests in a moment, and afresh for the data given; leave out --cache_requests")
+        raise UserError(
+            "unmask's tasks make their requests in a moment, and afresh for the data given; leave out --cache_requests"
+        )

@@ -82,7 +82,9 @@ def _score(model: Any, rows: Sequence[tuple[Pair, list[bool]]], cfg: float) -> l
 
     def read(logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask) -> dict[str, Tensor]:
         logits = logits.float()
-        return {"p": logits.gather(-1, targets[rows, slots][:, None]).squeeze(-1) - logits.logsumexp(-1)}  # the log of it
+        return {
+            "p": logits.gather(-1, targets[rows, slots][:, None]).squeeze(-1) - logits.logsumexp(-1)
+        }  # the log of it
 
     ask = Ask(canvas, slice(0, canvas.length), where, read, 0)  # type: ignore[arg-type]
     found: Prediction = answer(model.denoiser(cfg).begin(canvas), ask)

@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from lm_eval.api.model import TemplateLM
@@ -22,24 +23,23 @@ from unmask.decoding.algorithm import Strategy, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method
 from unmask.decoding.reading import run
-from unmask.errors import UserError
-from unmask.evaluation.evaluate import adapted, frequency_hash, partition
-from unmask.generation import generate
+from unmask.errors import UserError, whole
+from unmask.evaluation.evaluate import partition
+from unmask.evaluation.recipe import for_task, frequency_hash
+from unmask.generation import Decoding, generations
 from unmask.harness.likelihood import Pair, log_likelihoods
-from unmask.models import load
+from unmask.models.loading import load
 from unmask.tasks import Task, find
 
 LOADING = ("device", "dtype", "adapter", "quantize", "device_map", "revision", "frequencies")
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # lm-eval's names for L
-WHOLE = {"length": 1, "steps": 1, "batch": 1, "mc_num": 1, "seed": 0}  # settings that are whole numbers, and the least
 
 
 class Plan(NamedTuple):
     """How one request is to be answered."""
 
     strategy: Strategy
-    options: dict[str, Any]  # of `generate`
-    seed: int
+    decoding: Decoding
     task: Task | None  # of ours
 
 
@@ -62,8 +62,7 @@ class Unmask(TemplateLM):
             raise UserError(f"greedy is True or False, not {greedy!r}")
         loading = {name: given.pop(name) for name in LOADING if name in given}
         self.settings = {"method": "sacm", "seed": 0, **{name: _tidy(value) for name, value in given.items()}}
-        self.batch, self.mc_num, self.greedy = int(batch), mc_num, greedy
-        _check({**self.settings, "batch": self.batch, "mc_num": mc_num})
+        self.batch, self.mc_num, self.greedy = whole("batch", int(batch), 1), whole("mc_num", mc_num, 1), greedy
         self.plan({})  # a setting that the method has not is refused before anything is loaded
         self._join()
         if loading.get("device") in (None, "cuda:0"):  # lm-eval says cuda:0 where the user says nothing
@@ -71,7 +70,9 @@ class Unmask(TemplateLM):
             loading["device"] = f"cuda:{os.environ.get('LOCAL_RANK', self.rank)}" if several else None
         self.model = load(str(pretrained), **loading)
         self.tokenizer = self.model.tokenizer
-        self.special = tuple(token for token in {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()} if token)
+        self.special = tuple(
+            token for token in {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()} if token
+        )
         self.identity = {
             "unmask": __version__, "pretrained": str(pretrained), "weights_sha256": self.model.weights_hash,
             "loading": {name: str(value) for name, value in loading.items() if name not in ("device", "adapter", "frequencies")},
@@ -95,7 +96,11 @@ class Unmask(TemplateLM):
     def plan(self, asked: Mapping[str, Any]) -> Plan:
         """What a request's gen_kwargs and our settings come to: the task's defaults, then --model_args, then the gen_kwargs.
         Only lm-eval's own names for the length and the temperature yield to --model_args: its task files set them."""
-        own = {name: _tidy(value) for name, value in asked.items() if name not in ("until", "do_sample", "num_beams", *LENGTHS)}
+        own = {
+            name: _tidy(value)
+            for name, value in asked.items()
+            if name not in ("until", "do_sample", "num_beams", *LENGTHS)
+        }
         harness = {"temperature": own.pop("temperature", 1.0 if asked.get("do_sample") else None)}
         if asked.get("do_sample") is False:
             harness["temperature"] = None
@@ -104,21 +109,21 @@ class Unmask(TemplateLM):
         if asked.get("num_beams", 1) != 1:
             raise UserError("a masked diffusion model is not decoded by beams: leave num_beams out of --gen_kwargs")
         wanted = {**harness, **self.settings, **own}
-        _check(wanted)
-        strategy = method(wanted.pop("method"))
-        if task:
-            strategy, _ = adapted(task, strategy, {})
-        until = asked.get("until") or []
-        options: dict[str, Any] = {"stop": [until] if isinstance(until, str) else list(until)}
-        options |= {name: wanted.pop(name) for name in ("length", "steps", "temperature", "cfg", "cache") if name in wanted}
-        seed = wanted.pop("seed")
-        return Plan(strategy.with_(**wanted), options, seed, task)
+        name = wanted.pop("method")
+        strategy = for_task(task, [name])[name] if task else method(name)
+        options = {f.name: wanted.pop(f.name) for f in fields(Decoding) if f.name in wanted}
+        decoding = Decoding(**options, stop=asked.get("until") or (), batch=self.batch)
+        if not isinstance(decoding.seed, int):
+            raise UserError("lm-eval takes one seed, a whole number")
+        return Plan(strategy.with_(**wanted), decoding, task)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         """lm-eval keeps answers (--use_cache) by the request alone. Those of one model with one set of settings get a table
         of their own in its file, so that no other is given them."""
         if (kept := cache_hook.dbdict) is not None:
-            name = "unmask-" + hashlib.sha256(json.dumps(self.identity, sort_keys=True, default=str).encode()).hexdigest()
+            name = (
+                "unmask-" + hashlib.sha256(json.dumps(self.identity, sort_keys=True, default=str).encode()).hexdigest()
+            )
             kept.conn.execute(f'CREATE TABLE IF NOT EXISTS "{name}" (key TEXT PRIMARY KEY, value BLOB)')
             kept.tablename = name
         super().set_cache_hook(cache_hook)
@@ -172,17 +177,17 @@ class Unmask(TemplateLM):
         plans = [self.plan(request.args[1]) for request in requests]
         groups: dict[str, list[int]] = {}
         for i, plan in enumerate(plans):
-            plan.options["length"] = plan.options["length"] or self.model.length
-            self._fits(f"request {requests[i].doc_id} of {requests[i].task_name}", len(prompts[i]) + plan.options["length"])
-            groups.setdefault(repr(plan[:3]), []).append(i)
+            length = plan.decoding.length or self.model.length
+            self._fits(f"request {requests[i].doc_id} of {requests[i].task_name}", len(prompts[i]) + length)
+            groups.setdefault(repr(plan[:2]), []).append(i)
         seeds = self._seeds(requests, plans)
         with tqdm(total=len(requests), disable=disable_tqdm or self.rank > 0, desc="Decoding") as bar:
             for group in groups.values():
                 plan = plans[group[0]]
                 for batch in partition([len(prompts[i]) for i in group], self.batch):
                     some = [group[k] for k in batch]
-                    asked, drawn = [prompts[i] for i in some], [seeds[i] for i in some]
-                    found = generate(self.model, asked, plan.strategy, batch=self.batch, seed=drawn, **plan.options)
+                    decoding = replace(plan.decoding, seed=[seeds[i] for i in some])
+                    found = generations(self.model, [prompts[i] for i in some], plan.strategy, decoding)
                     for i, generation in zip(some, found, strict=True):
                         made[i] = generation.text
                         self.cache_hook.add_partial("generate_until", requests[i].args, generation.text)
@@ -196,16 +201,20 @@ class Unmask(TemplateLM):
         for request, plan in zip(requests, plans, strict=True):
             repeat = repeats[id(request)] = repeats.get(id(request), -1) + 1
             row = request.doc["index"] if plan.task else request.doc_id  # with --samples, doc_id counts those alone
-            seeds.append((plan.seed + repeat) * 1_000_000 + (row or 0))
+            seeds.append((cast(int, plan.decoding.seed) + repeat) * 1_000_000 + (row or 0))
         return seeds
 
     def _fits(self, what: str, need: int) -> None:
         if self.model.context and need > self.model.context:
-            raise UserError(f"{what} takes {need} tokens with its response; {self.model.name} was made for {self.model.context}")
+            raise UserError(
+                f"{what} takes {need} tokens with its response; {self.model.name} was made for {self.model.context}"
+            )
 
     # ------------------------------------------------------------ likelihood
 
-    def _loglikelihood_tokens(self, requests: Sequence[Any], disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Any], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
         """LLaDA's Monte-Carlo estimate, and whether greedy decoding of as many tokens writes the target."""
         pairs = [Pair(context, target) for _, context, target in requests]
         known: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -224,7 +233,9 @@ class Unmask(TemplateLM):
         for request in requests:
             rolled = get_rolling_token_windows(self.model.tokens(request.args[0]), self.prefix_token_id, most, 1)
             windows.append([Pair(*make_disjoint_window(pair)) for pair in rolled])
-        values = iter(self._likelihoods([pair for some in windows for pair in some], disable_tqdm, lambda _, value: value))
+        values = iter(
+            self._likelihoods([pair for some in windows for pair in some], disable_tqdm, lambda _, value: value)
+        )
         totals = [sum(next(values) for _ in some) for some in windows]
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
@@ -233,7 +244,12 @@ class Unmask(TemplateLM):
     def _likelihoods(self, pairs: Sequence[Pair], quiet: bool, finished: Callable[[int, float], Any]) -> list[Any]:
         for pair in pairs:
             self._fits(f"a text of {len(pair.target)} tokens to score", len(pair.context) + len(pair.target))
-        asked = {"samples": self.mc_num, "seed": self.settings["seed"], "batch": self.batch, "cfg": self.settings.get("cfg", 0.0)}
+        asked = {
+            "samples": self.mc_num,
+            "seed": self.settings["seed"],
+            "batch": self.batch,
+            "cfg": self.settings.get("cfg", 0.0),
+        }
         found = log_likelihoods(self.model, pairs, **asked)
         shown = tqdm(found, total=len(pairs), disable=quiet or self.rank > 0, desc="Scoring")
         answers = {i: finished(i, value) for i, value in shown}
@@ -256,7 +272,9 @@ class Unmask(TemplateLM):
         self._device = torch.device("cpu")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if not distributed.is_initialized():
-                distributed.init_process_group("gloo", timeout=timedelta(days=7))  # the first rank to finish waits for the last
+                distributed.init_process_group(
+                    "gloo", timeout=timedelta(days=7)
+                )  # the first rank to finish waits for the last
                 atexit.register(distributed.destroy_process_group)
             self._rank, self._world_size = distributed.get_rank(), distributed.get_world_size()
 
@@ -282,16 +300,3 @@ class Unmask(TemplateLM):
 def _tidy(value: Any) -> Any:
     """lm-eval reads `at=-40` as a float."""
     return int(value) if isinstance(value, float) and value < 0 and value.is_integer() else value
-
-
-def _check(settings: Mapping[str, Any]) -> None:
-    for name, least in WHOLE.items():
-        value = settings.get(name)
-        if value is not None and (type(value) is not int or value < least):
-            raise UserError(f"{name} is a whole number from {least} on, not {value!r}")
-    for name in ("temperature", "cfg"):
-        value = settings.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
-            raise UserError(f"{name} is a number from 0 on, not {value!r}")
-    if settings.get("cache") not in (None, "none", "prefix", "dual", "prefix-lm"):
-        raise UserError(f"the cache is none, prefix, dual or prefix-lm, not {settings['cache']!r}")

@@ -6,7 +6,6 @@ import json
 import os
 from typing import Any
 
-from unmask.errors import UserError
 from unmask.tasks import find
 from unmask.tasks.data import Made
 
@@ -18,22 +17,18 @@ def load(task: str, data: str | None = None, **_: Any) -> dict[str, Any]:
 
     known = find(task)
     path = None if isinstance(known.rows, Made) else data or os.environ.get("UNMASK_DATA")
-    try:
-        rows = known.rows.load(known.name, path).rows
-        shots = known.shots.load(known.name, path, beside=True).rows if known.shots else ()
-    except UserError as error:
-        raise UserError(str(error).replace("pass --data FILE_OR_FOLDER", "set UNMASK_DATA to its file or folder")) from None
+    found = known.load("test", path)
     # A row goes as JSON: as columns, lm-eval's tables would fill gaps and force types on what our graders read.
     documents = [
         {
             "task": known.name,
             "index": i,
             "id": known.identify(row, i),
-            "prompt": known.render(row, shots),
+            "prompt": known.render(row, found.few_shot),
             "gold": str(row.get(known.gold)),
             "row": json.dumps(row, ensure_ascii=False),
         }
-        for i, row in enumerate(rows)
+        for i, row in enumerate(found.rows)
     ]
     return {"test": Dataset.from_list(documents)}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.reading import Ask, Denoiser
 from unmask.errors import UserError
-from unmask.models.layers import KV
+from unmask.models.layers import KV, Backbone
 
 Logits = Callable[[slice], Tensor]
 
@@ -30,7 +30,7 @@ class Opens(Protocol):
 class Plain:
     """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward an ask, of the rows that ask."""
 
-    module: Any = field(repr=False)
+    module: Backbone = field(repr=False)
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return self
@@ -153,7 +153,7 @@ class Cached:
     """Fast-dLLM's caches around a module of ours: the first forward of a window is full and keeps every K and V; those
     after it run from the window on (prefix) or the window alone (dual), on keys that otherwise stay as they were."""
 
-    module: Any = field(repr=False)
+    module: Backbone = field(repr=False)
     dual: bool = False
 
     def begin(self, canvas: Canvas) -> Denoiser:
@@ -161,7 +161,7 @@ class Cached:
 
 
 class _Caching:
-    def __init__(self, module: Any, dual: bool):
+    def __init__(self, module: Backbone, dual: bool):
         self.module, self.dual = module, dual
         self.window: slice | None = None
         self.valid: Tensor | None = None
@@ -171,9 +171,17 @@ class _Caching:
         canvas = ask.canvas
         _together(ask, "a K/V cache")
         if len(slots) and not ask.window.start <= int(slots.min()) <= int(slots.max()) < ask.window.stop:
-            raise UserError("this method looks beyond the block, which a prefix or dual cache does not run: use cache=None")
+            raise UserError(
+                "this method looks beyond the block, which a prefix or dual cache does not run: use cache=None"
+            )
         if ask.window != self.window or canvas.valid is not self.valid:  # a new block, or rows of another length
-            self.window, self.valid, self.kv, start, end = ask.window, canvas.valid, KV(canvas.ids.shape[1]), 0, canvas.ids.shape[1]
+            self.window, self.valid, self.kv, start, end = (
+                ask.window,
+                canvas.valid,
+                KV(canvas.ids.shape[1]),
+                0,
+                canvas.ids.shape[1],
+            )
             self.kinds.append("full")
         else:
             start = canvas.start + ask.window.start
@@ -195,14 +203,14 @@ class PrefixLM:
     """LaViDa's prefix mode around a module of ours: the prompt is run once, alone, and its K and V are kept; every
     forward after that runs the response on top of them. The prompt never sees the response."""
 
-    module: Any = field(repr=False)
+    module: Backbone = field(repr=False)
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return _Prefixed(self.module)
 
 
 class _Prefixed:
-    def __init__(self, module: Any):
+    def __init__(self, module: Backbone):
         self.module = module
         self.kv: KV | None = None
 
@@ -223,10 +231,12 @@ class _Prefixed:
 
 def _together(ask: Ask, what: str) -> None:
     if ask.apart:
-        raise UserError(f"this method verifies by leaving one token out, which {what} cannot do: use a model of unmask's, without a cache")
+        raise UserError(
+            f"this method verifies by leaving one token out, which {what} cannot do: use a model of unmask's, without a cache"
+        )
 
 
-def _head(module: Any, asked: Tensor) -> Logits:
+def _head(module: Backbone, asked: Tensor) -> Logits:
     """Lazy logits of hidden states (n, d)."""
     return lambda part: module.head(asked[part])
 

@@ -47,12 +47,16 @@ def read(file: Path, size: int) -> Tensor:
         table = json.loads(file.read_text())
         total, counts = table["num_token"], table["p_baseline_dict"]
     except FileNotFoundError as error:
-        raise UserError(f"there is no frequency table {file}; make one with `unmask frequencies CORPUS --model M -o {file}`") from error
+        raise UserError(
+            f"there is no frequency table {file}; make one with `unmask frequencies CORPUS --model M -o {file}`"
+        ) from error
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f'{file} is not a frequency table: it needs "num_token" and "p_baseline_dict"') from error
     frequency = torch.full((size,), 1 / total)
     for token, n in counts.items():
         if not 0 <= int(token) < size:
-            raise UserError(f"{file} counts token {token}, which this model (of {size} tokens) does not have: it is another model's table")
+            raise UserError(
+                f"{file} counts token {token}, which this model (of {size} tokens) does not have: it is another model's table"
+            )
         frequency[int(token)] = n / total
     return frequency

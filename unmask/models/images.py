@@ -71,6 +71,8 @@ def _content(source: Any) -> tuple[str, Any]:
         return str(path), path
     if source is None:
         raise UserError("there is no picture: the row has none")
+    if not hasattr(source, "convert") and not hasattr(source, "read"):  # neither Pillow's nor an open file
+        raise UserError(f"a picture is a path, bytes or a Pillow image, not {source!r:.40}")
     return "the picture", source
 
 

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unmask.errors import UserError
-from unmask.models import Messages, Model
 from unmask.models import images as pictures
 from unmask.models.denoisers import chain
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
+from unmask.models.model import Messages, Model
 
 IMAGE = -200  # the published placeholder
 SYSTEM = (

@@ -5,9 +5,25 @@ B rows, T tokens run now, N slots attended to, H heads, D head width.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class Backbone(Protocol):
+    """A module of ours, as denoisers see it: hidden states of a canvas, and logits of as many of them as are asked for."""
+
+    shifted: bool  # position i predicts token i + 1 (Dream), not token i (LLaDA)
+
+    def hidden(self, ids: Tensor, valid: Tensor, start: int = 0, kv: KV | None = None) -> Tensor:
+        """(B, T, d) of ids (B, T) at slots start .. start + T; `valid` hides left padding; `kv` keeps keys and values."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (n, V) of hidden states (n, d)."""
+        ...
 
 
 class RMSNorm(nn.Module):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from unmask.evaluation.evaluate import NEAR, near_anchor
+from unmask.evaluation.metrics import NEAR, near_anchor
 from unmask.evaluation.significance import Z, mcnemar, mean, spread
 from unmask.paper.experiments import Cell, Claim, matches
-from unmask.paper.run import Book
+from unmask.paper.plan import Book
 
 HEADS = {"held": "Held", "open": "Not decided", "failed": "Did not hold", "absent": "Not told"}
 ENOUGH, SURE = 20, 0.05  # fewer rows, or a larger p, decide nothing
@@ -39,7 +39,7 @@ class Gap(NamedTuple):
         return cls(a, b, a - b, a - b - reach, a - b + reach)
 
     def told(self, ours: str, theirs: str, what: str) -> str:
-        """"sacm 71.3 is 12.0 [8.1, 15.9] points above suffix-anchor 59.3": of "under", the interval is turned round, too."""
+        """ "sacm 71.3 is 12.0 [8.1, 15.9] points above suffix-anchor 59.3": of "under", the interval is turned round, too."""
         scale, digits, unit = (1, 2, "") if what else (100, 1, " points")
         low, high, side = (self.low, self.high, "above") if self.difference >= 0 else (-self.high, -self.low, "under")
         a, b, gap, least, most = (
@@ -90,7 +90,9 @@ def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | N
 
     def values(found: Sequence[Cell], of: str) -> list[list[float]]:
         figure = FIGURES[of][1]
-        return [[figure(e) for cell in found if cell.run.task == task for e in book.examples(cell.run)] for task in tasks]
+        return [
+            [figure(e) for cell in found if cell.run.task == task for e in book.examples(cell.run)] for task in tasks
+        ]
 
     weakest = min(ours, key=lambda found: level(values(found, "correct")))
     strongest = max(theirs, key=lambda found: level(values(found, "correct")))
@@ -103,7 +105,8 @@ def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | N
     clause += f", the weakest of {len(ours)}" if len(ours) > 1 else ""
     clause += f", mean over {len(tasks)} tasks" if len(tasks) > 1 else ""
     clause += f", n = {n}"
-    floor, decided = 0.0, n >= ENOUGH
+    floor, decided = claim.by / 100, n >= ENOUGH
+    clause += f" (claimed: at least {claim.by:g} points)" if claim.by else ""
     if claim.within is not None:
         floor = -claim.within / 100
         clause += f" (robust here: at most {claim.within:g} points under)"

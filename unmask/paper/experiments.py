@@ -14,9 +14,9 @@ from typing import Any
 from unmask.decoding.methods import METHODS
 from unmask.decoding.rules.confidence import TopMargin
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import adapted
+from unmask.evaluation.recipe import for_task
 from unmask.evaluation.tune import COUNT, GRID
-from unmask.paper import numbers as paper
+from unmask.paper import numbers
 from unmask.paper.numbers import Published
 from unmask.tasks import find
 
@@ -51,8 +51,14 @@ class Cell:
     def configuration(self) -> tuple[Any, ...]:
         """What is alike in cells that differ in the task only; shares, so that it is the same in small."""
         source = self.source
-        whole = paper.LENGTH.get(source.task, 128)
-        return source.model, source.method, repr(sorted(source.changes.items())), source.steps / source.length, source.length / whole
+        whole = numbers.LENGTH.get(source.task, 128)
+        return (
+            source.model,
+            source.method,
+            repr(sorted(source.changes.items())),
+            source.steps / source.length,
+            source.length / whole,
+        )
 
     @property
     def fits(self) -> bool:
@@ -64,7 +70,10 @@ class Cell:
     @property
     def label(self) -> str:
         run = self.run
-        parts = [self.run.method, *(f"{name}={self.changes[name]!r}" for name in self.source.changes if name != "confidence")]
+        parts = [
+            self.run.method,
+            *(f"{name}={self.changes[name]!r}" for name in self.source.changes if name != "confidence"),
+        ]
         parts += ["by top margin"] if "confidence" in self.changes else []
         parts += ["(trained for it)"] if run.method == "rainbow-padding" else []
         parts += [f"T={run.steps}"] if run.steps else []
@@ -74,12 +83,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Claim:
-    """`ours` is above `theirs`, the weakest of ours against the strongest of theirs; or not further under it than `within`
-    points. A side is what a cell of the paper must have: its method(s), steps, length, settings (None: not changed)."""
+    """`ours` is above `theirs` (by so many points at least), the weakest of ours against the strongest of theirs; or not
+    further under it than `within` points. A side is what a cell of the paper must have: its method(s), steps, length, settings
+    (None: not changed)."""
 
     ours: Mapping[str, Any]
     theirs: Mapping[str, Any]
     within: float | None = None
+    by: float = 0.0
     of: str = "correct"  # or eot_ratio, near_anchor
 
 
@@ -112,14 +123,19 @@ class Experiment:
                 yield cell(self, source, source.task, source.length, source.steps, source.changes, limit or self.count)
             elif not self.absent:
                 for task in self.places.get(source.task, ()):
-                    yield self._in_small(source, task, length, limit)
+                    yield self.in_small(source, task, length, limit, beside=task == self.places[source.task][0])
         for further in (n for n in self.lengths if length and n < length):
             for source in (c for c in self.answers if c.length == LONGEST):
                 bare = replace(source, length=further, steps=further // 2, accuracy=math.nan)
-                yield cell(self, bare, ONE["gsm8k"][0], further, further // 2, source.changes, limit or self.small, False)
+                yield cell(
+                    self, bare, ONE["gsm8k"][0], further, further // 2, source.changes, limit or self.small, False
+                )
 
-    def _in_small(self, source: Published, task: str, length: int, limit: int | None) -> Cell:
-        whole = paper.LENGTH.get(source.task, 128)
+    def in_small(
+        self, source: Published, task: str, length: int, limit: int | None = None, beside: bool = False
+    ) -> Cell:
+        """A cell of the paper on another task, in proportion to that response length."""
+        whole = numbers.LENGTH.get(source.task, 128)
         size = proportional(source.length, length, whole)
         changes = dict(source.changes)
         if block := METHODS[source.method].block:
@@ -127,7 +143,7 @@ class Experiment:
         if "at" in changes:
             changes["at"] = -proportional(-changes["at"], length, whole)
         steps = proportional(source.steps, size, source.length)
-        return cell(self, source, task, size, steps, changes, limit or self.small, task == self.places[source.task][0])
+        return cell(self, source, task, size, steps, changes, limit or self.small, beside)
 
 
 def proportional(value: int, length: int, whole: int) -> int:
@@ -140,7 +156,7 @@ def cell(
     beside: bool = True,
 ) -> Cell:  # fmt: skip
     plain = METHODS[source.method]
-    strategy, _ = adapted(find(task), plain, changes)
+    strategy = for_task(find(task), [source.method], changes)[source.method]
     # A threshold and remasking make their own number of forwards; T at the method's pace is left to it, so that runs are shared.
     own = plain.pace != 0.5 or steps == max(1, round(plain.pace * length))
     run = Run(source.model, task, source.method, strategy, length, None if own else steps, experiment.split, count)
@@ -151,7 +167,7 @@ def cell(
 
 
 def _cells(table: str, **wanted: Any) -> tuple[Published, ...]:
-    return tuple(c for c in paper.published() if c.table == table and matches(c, wanted))
+    return tuple(c for c in numbers.published() if c.table == table and matches(c, wanted))
 
 
 def matches(cell: Published, wanted: Mapping[str, Any]) -> bool:
@@ -163,24 +179,36 @@ def matches(cell: Published, wanted: Mapping[str, Any]) -> bool:
 
 def _sweep() -> Iterator[Published]:
     """The grid of every task with tuning rows. The paper prints the points chosen, not their accuracies."""
-    for task, model in {"gsm8k": "LLaDA", "math500": "LLaDA", "strategyqa": "LLaDA", "mbpp": "LLaDA", "chartqa": "LaViDa"}.items():
-        length = paper.LENGTH.get(task, 128)
+    for task, model in {
+        "gsm8k": "LLaDA",
+        "math500": "LLaDA",
+        "strategyqa": "LLaDA",
+        "mbpp": "LLaDA",
+        "chartqa": "LaViDa",
+    }.items():
+        length = numbers.LENGTH.get(task, 128)
         for point in product(*GRID.values()):
             changes = dict(zip(GRID, point, strict=True))
             yield Published("tab:selected_hyperparameters", model, task, "sacm", math.nan, length, length // 2, changes)
 
 
 def _efficiency() -> Iterator[Published]:
-    for method in paper.EFFICIENCY:
+    for method in numbers.EFFICIENCY:
         yield Published("tab:efficiency", "LLaDA", "gsm8k", method, math.nan, 256, 128)
 
 
 MAIN = "tab:main_text_results"
 SACM, ALONE, PLAIN = {"method": "sacm"}, {"method": "suffix-anchor"}, {"method": "top-probability"}
-TABLE = tuple(method for method in paper.MAIN["LLaDA"] if method != "sacm-margin")
+TABLE = tuple(method for method in numbers.MAIN["LLaDA"] if method != "sacm-margin")
 FREE = tuple(method for method in TABLE if method not in ("sacm", "rainbow-padding"))
 TRAINED = {"method": "rainbow-padding"}  # it needs a training, so it is a claim of its own
-ABOVE = (Claim(SACM, {"method": FREE}), Claim(SACM, TRAINED), Claim(SACM, ALONE), Claim(SACM, PLAIN), Claim(ALONE, PLAIN))
+ABOVE = (
+    Claim(SACM, {"method": FREE}),
+    Claim(SACM, TRAINED),
+    Claim(SACM, ALONE),
+    Claim(SACM, PLAIN),
+    Claim(ALONE, PLAIN),
+)
 MARGIN, SACM_MARGIN = {"method": "top-margin"}, {"method": "sacm-margin"}
 ALONE_MARGIN = ALONE | {"confidence": TopMargin()}
 
@@ -200,7 +228,7 @@ EXPERIMENTS = {
                    claims=(Claim(SACM, {"method": FREE}), Claim(SACM, PLAIN)), absent="the bundled model cannot see pictures"),
         Experiment("parallelism", "How does accuracy fall when more tokens are decoded a step, and do blocks help?",
                    "tab:semi_ar_comparison", _cells("tab:semi_ar_comparison"),
-                   claims=tuple(Claim(SACM | {"steps": steps}, {"method": "semi-ar", "steps": steps}) for steps in paper.STEPS)),
+                   claims=tuple(Claim(SACM | {"steps": steps}, {"method": "semi-ar", "steps": steps}) for steps in numbers.STEPS)),
         Experiment("progress", "Does the modulation have to fade as decoding progresses?", "tab:progress_ablation",
                    _cells("tab:progress_ablation"), _three("sacm"), (Claim(SACM | {"gamma": None}, SACM | {"gamma": 0}),), places=ALL),
         Experiment("length", "Does it hold for shorter responses?", "tab:length_ablation", _cells("tab:length_ablation"),
@@ -208,13 +236,13 @@ EXPERIMENTS = {
         Experiment("anchors", "Does the wording of the anchor matter?", "tab:suffix_anchor_ablation", _cells("tab:suffix_anchor_ablation"),
                    _cells(MAIN, task="gsm8k", method="top-probability"),
                    (Claim(SACM, PLAIN), Claim(ALONE, PLAIN), Claim(SACM, SACM | {"text": "The answer is"}, within=10),
-                    *(Claim(SACM | {"text": text}, ALONE | {"text": text}) for text in paper.ANCHORS))),
+                    *(Claim(SACM | {"text": text}, ALONE | {"text": text}) for text in numbers.ANCHORS))),
         Experiment("efficiency", "What does SACM cost?", "tab:efficiency", tuple(_efficiency()), kind="efficiency", count=20, small=20,
                    places=ONE),
         Experiment("hyper-parameters", "Which (kappa, beta, gamma) does the sweep on tuning rows choose?", "tab:selected_hyperparameters",
                    tuple(_sweep()), kind="sweep", split="tuning", count=COUNT, small=24, places=ONE),
         Experiment("sensitivity", "Does it depend on the exact (kappa, beta, gamma)?", "tab:hyperparameter_sensitivity",
-                   tuple(paper.sensitivity()), claims=(Claim(SACM, ALONE), Claim(SACM, PLAIN)), split="tuning", count=256, small=24),
+                   tuple(numbers.sensitivity()), claims=(Claim(SACM, ALONE), Claim(SACM, PLAIN)), split="tuning", count=256, small=24),
         Experiment("top-margin", "Does it work on top-margin confidence, too?", "tab:confidence_strategy_results",
                    (*_cells(MAIN, method="sacm-margin"), *_cells("tab:confidence_strategy_results")),
                    _cells(MAIN, method=("top-margin", "top-probability", "suffix-anchor", "sacm")),
@@ -224,7 +252,7 @@ EXPERIMENTS = {
                    absent="the bundled model writes no programs"),
         Experiment("positions", "Does the anchor's place matter, and what does it do to the EOT ratio?", "tab:anchor_position_ablation",
                    _cells("tab:anchor_position_ablation"), _three("top-probability"),
-                   tuple(claim for text in paper.POSITIONS for claim in (
+                   tuple(claim for text in numbers.POSITIONS for claim in (
                        Claim(SACM | {"text": text}, SACM | {"text": text, "at": -20}, within=10),
                        Claim(SACM | {"text": text}, PLAIN), Claim(ALONE | {"text": text}, PLAIN),
                        Claim(SACM | {"text": text, "at": -60}, SACM | {"text": text, "at": -20}, of="eot_ratio")))),
@@ -237,14 +265,35 @@ EXPERIMENTS = {
 }  # fmt: skip
 
 
+# The runs a figure is drawn of: experiments, and which of their cells.
+ANCHORED = {"method": ("suffix-anchor", "sacm")}
+FIGURES: dict[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
+    "effects": (("eot-ratio", {}),),
+    "parallelism": (("parallelism", {}),),
+    "sensitivity": (("sensitivity", SACM),),
+    "anchors": (("anchors", ANCHORED), ("positions", ANCHORED | {"text": "The answer is"})),
+}
+
+
+def figure_runs(kind: str, task: str, length: int) -> list[Run]:
+    """What a figure needs, as the paper varies it for LLaDA on GSM8K, on any task and in proportion to its length."""
+    found = []
+    for name, wanted in FIGURES[kind]:
+        e = EXPERIMENTS[name]
+        for source in (*e.answers, *e.shares):
+            if (source.model, source.task) == ("LLaDA", "gsm8k") and matches(source, wanted):
+                found.append(e.in_small(source, task, length))
+    return list(dict.fromkeys(cell.run for cell in found if cell.fits))
+
+
 def eot_ratio(cell: Cell) -> float | None:
     """The paper's EOT ratio for a cell: its own table's, or that of the same run in the table of anchor positions."""
     source = cell.source
     if source.eot_ratio is not None or source.table != MAIN or (source.model, source.task) != ("LLaDA", "gsm8k"):
         return source.eot_ratio
     if source.method == "top-probability":
-        return paper.TOP_PROBABILITY_EOT
-    default = dict(zip(("suffix-anchor", "sacm"), paper.POSITIONS["The answer is"][-20], strict=True))
+        return numbers.TOP_PROBABILITY_EOT
+    default = dict(zip(("suffix-anchor", "sacm"), numbers.POSITIONS["The answer is"][-20], strict=True))
     return default[source.method][1] if source.method in default else None
 
 

@@ -159,7 +159,9 @@ def published() -> Iterator[Published]:
                 yield cell("tab:main_text_results", model, task, method, accuracy)
     for model, figures in ANCHORED_MARGIN.items():
         for task, accuracy in zip(("gsm8k", "math500", "strategyqa", "mmlu_pro"), figures, strict=True):
-            yield cell("tab:confidence_strategy_results", model, task, "suffix-anchor", accuracy, confidence=TopMargin())
+            yield cell(
+                "tab:confidence_strategy_results", model, task, "suffix-anchor", accuracy, confidence=TopMargin()
+            )
     for method, figures in VISION.items():
         for task, accuracy in zip(("mathvista", "chartqa"), figures, strict=True):
             yield cell("tab:main_vl_results", "LaViDa", task, method, accuracy)
@@ -206,12 +208,13 @@ def family(model: str) -> str | None:
     return next((name for known, name in MODELS.items() if known.rpartition("/")[2].lower() == tail), None)
 
 
-def beside(recipe: Mapping[str, Any], name: str) -> Published | None:
+def beside(record: Mapping[str, Any]) -> Published | None:
     """The paper's number for a run: the same model, task, length, steps and strategy; the main table's where two differ."""
     from unmask.decoding.methods import METHODS
-    from unmask.evaluation.evaluate import adapted
+    from unmask.evaluation.recipe import for_task
     from unmask.tasks import tasks
 
+    recipe = record["recipe"]
     model, task = family(recipe["model"]), tasks().get(recipe["task"])
     if model is None or task is None:
         return None
@@ -225,6 +228,6 @@ def beside(recipe: Mapping[str, Any], name: str) -> Published | None:
         counted = strategy.pace == 0.5  # a threshold, or remasking, makes its own number of forwards
         if counted and cell.steps != recipe["steps"]:
             continue
-        if repr(adapted(task, strategy, cell.changes)[0]) == recipe["strategy"]:
+        if repr(for_task(task, [cell.method], cell.changes)[cell.method]) == recipe["strategy"]:
             return cell
     return None

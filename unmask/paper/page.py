@@ -18,14 +18,14 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from unmask.errors import UserError
-from unmask.evaluation.report import markdown, shown
 from unmask.evaluation.significance import paired
 from unmask.evaluation.tune import GRID, Point, points, search
+from unmask.files import write_text
 from unmask.paper import numbers as paper
 from unmask.paper.claims import ENOUGH, SURE, sentence
 from unmask.paper.experiments import LONGEST, PLACES, Cell, Experiment, eot_ratio
-from unmask.paper.run import Book, Job, Setting, clock, same_model, small_length
+from unmask.paper.plan import Book, Job, Setting, clock, same_model, small_length
+from unmask.tables import markdown, shown
 from unmask.tasks import find
 from unmask.views.figures import BINS, early
 
@@ -42,12 +42,18 @@ def accuracy_rows(cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
     for model in dict.fromkeys(cell.source.model for cell in cells):
         mine = [cell for cell in cells if cell.source.model == model]
         tasks = list(dict.fromkeys(cell.run.task for cell in mine))
-        rows += [{"model": model, **accuracy_row(cell, book)} for task in tasks for cell in mine if cell.run.task == task]
+        rows += [
+            {"model": model, **accuracy_row(cell, book)} for task in tasks for cell in mine if cell.run.task == task
+        ]
         for key in dict.fromkeys(cell.configuration for cell in mine) if len(tasks) > 1 else ():
             same = [cell for cell in mine if cell.configuration == key]
             if len(same) == len(tasks):
                 rows.append({"model": model, **average_row(same, book)})
-    return rows if len({row["model"] for row in rows}) > 1 else [{k: v for k, v in row.items() if k != "model"} for row in rows]
+    return (
+        rows
+        if len({row["model"] for row in rows}) > 1
+        else [{k: v for k, v in row.items() if k != "model"} for row in rows]
+    )
 
 
 def accuracy_row(cell: Cell, book: Book) -> dict[str, Any]:
@@ -58,7 +64,11 @@ def accuracy_row(cell: Cell, book: Book) -> dict[str, Any]:
     if record:
         summary = record["summary"]
         ours = 100 * summary["accuracy"]
-        row |= {"n": summary["rows"], "ours": ours, "95 %": "{:.1f} to {:.1f}".format(*(100 * x for x in summary["interval"]))}
+        row |= {
+            "n": summary["rows"],
+            "ours": ours,
+            "95 %": "{:.1f} to {:.1f}".format(*(100 * x for x in summary["interval"])),
+        }
         row |= {"paper": published, "EOT": summary["eot_ratio"], "NFE": f"{summary['nfe']:.0f}"}
         if published is not None and same_model(cell, book.jobs[run].checkpoint, book.jobs[run].options.model_options):
             row["difference"] = f"{ours - published:+.2f}"
@@ -79,7 +89,9 @@ def average_row(cells: Sequence[Cell], book: Book) -> dict[str, Any]:
     if all(records):
         summaries = [record["summary"] for record in records if record]
         ours = sum(s["accuracy"] for s in summaries) / len(rows)
-        low, high = (math.hypot(*(s["accuracy"] - s["interval"][side] for s in summaries)) / len(rows) for side in (0, 1))
+        low, high = (
+            math.hypot(*(s["accuracy"] - s["interval"][side] for s in summaries)) / len(rows) for side in (0, 1)
+        )
         found |= {"n": sum(s["rows"] for s in summaries), "ours": 100 * ours}
         found["95 %"] = f"{100 * (ours - low):.1f} to {100 * (ours + high):.1f}"
         if all("difference" in row for row in rows):
@@ -87,11 +99,28 @@ def average_row(cells: Sequence[Cell], book: Book) -> dict[str, Any]:
     return found
 
 
-COLUMNS = ("model", "task", "method", "settings", "L", "T", "NFE", "n", "ours", "95 %", "paper", "difference", "EOT", "paper's EOT")
+COLUMNS = (
+    "model",
+    "task",
+    "method",
+    "settings",
+    "L",
+    "T",
+    "NFE",
+    "n",
+    "ours",
+    "95 %",
+    "paper",
+    "difference",
+    "EOT",
+    "paper's EOT",
+)
 
 
 def settings(cell: Cell) -> str:
-    return ", ".join("top margin" if name == "confidence" else f"{name} {value!r}" for name, value in cell.changes.items())
+    return ", ".join(
+        "top margin" if name == "confidence" else f"{name} {value!r}" for name, value in cell.changes.items()
+    )
 
 
 def histogram_rows(cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
@@ -112,7 +141,9 @@ def histogram_rows(cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def resampled(values: Sequence[Sequence[float]], figure: Callable[..., float], count: int = 2000) -> tuple[float, float]:
+def resampled(
+    values: Sequence[Sequence[float]], figure: Callable[..., float], count: int = 2000
+) -> tuple[float, float]:
     """95 % bootstrap interval of a figure of paired columns."""
     rng, n = Random(0), len(values[0])
     drawn = [[rng.randrange(n) for _ in range(n)] for _ in range(count)]
@@ -126,7 +157,12 @@ def efficiency_blocks(e: Experiment, cells: Sequence[Cell], book: Book) -> list[
     for cell in cells:
         method = cell.run.method
         tokens, latency = paper.EFFICIENCY[method]
-        row: dict[str, Any] = {"method": method, "tokens/s": "not run here", "paper's tokens/s": tokens, "paper's s/sample": latency}
+        row: dict[str, Any] = {
+            "method": method,
+            "tokens/s": "not run here",
+            "paper's tokens/s": tokens,
+            "paper's s/sample": latency,
+        }
         if speed:
             seconds = speed["seconds"][method]
             low, high = resampled([seconds], median)
@@ -164,14 +200,20 @@ def sweep_blocks(cells: Sequence[Cell], book: Book) -> list[Block]:
                     for cell in found if book.record(cell.run)}  # fmt: skip
         if len(outcomes) == len(found):
             everywhere = points(GRID, theirs)
-            sweep = search(everywhere, theirs, [len(next(iter(outcomes.values())))], lambda some, *_, seen=outcomes: seen, False)
+            sweep = search(
+                everywhere, theirs, [len(next(iter(outcomes.values())))], lambda some, *_, seen=outcomes: seen, False
+            )
             best, other = sweep.right(sweep.chosen), sweep.right(theirs)
             test = paired(best, other)
             equal = sum(paired(sweep.right(p), best).interval[1] >= 0 for p in outcomes if p != sweep.chosen)
             row |= {"n": len(best), "ours": str(sweep.chosen), "accuracy": 100 * sum(best) / len(best),
                     "accuracy of the paper's": 100 * sum(other) / len(other),
                     "difference": f"{100 * test.difference:.1f} [{100 * test.interval[0]:.1f}, {100 * test.interval[1]:.1f}]"}  # fmt: skip
-            same = "the paper's own point" if sweep.chosen == theirs else f"{sweep.chosen}, {row['difference']} points above the paper's"
+            same = (
+                "the paper's own point"
+                if sweep.chosen == theirs
+                else f"{sweep.chosen}, {row['difference']} points above the paper's"
+            )
             clauses.append(f"on {task} the sweep chooses {same}; {equal} of the other {len(outcomes) - 1} points are not told apart "
                            f"from it by {len(best)} rows")  # fmt: skip
         rows.append(row)
@@ -195,16 +237,22 @@ def ordered(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[d
 def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, command: str) -> list[Block]:
     length = small_length(setting.given)
     done = [job for run, job in book.jobs.items() if book.record(run)]
-    decoded = sum(record["summary"]["seconds"] for job in done if (record := job.record()))
+    decoded = sum(record["summary"]["seconds"] for job in done if (record := book.record(job.run)))
     model = ", ".join(book.weights) or "no model"
-    page: list[Block] = [("h1", f"The paper's tables, run on {model}"), ("p", f"Made by `{command}` on {time.strftime('%Y-%m-%d')}.")]
+    page: list[Block] = [
+        ("h1", f"The paper's tables, run on {model}"),
+        ("p", f"Made by `{command}` on {time.strftime('%Y-%m-%d')}."),
+    ]
     weights = "; ".join(f"`{name}` sha256 `{value[:16]}`" for name, value in book.weights.items()) or "none"
-    page.append(("p", f"{len(done)} runs, {sum(job.rows for job in done)} responses; decoding them took {clock(decoded)} (this command: "
-                      f"{clock(book.wall)}). {versions(done)}Weights: {weights}."))  # fmt: skip
+    page.append(("p", f"{len(done)} runs, {sum(job.count for job in done)} responses; decoding them took {clock(decoded)} (this command: "
+                      f"{clock(book.wall)}). {versions(done, book)}Weights: {weights}."))  # fmt: skip
     page.append(("p", reading(length, setting)))
     for e in experiments:
         cells = list(e.cells(length, setting.limit))
-        page += [("h2", e.name), ("p", f"{e.asks} (`{e.label}` in the paper{', tuning rows' if e.split == 'tuning' else ''})")]
+        page += [
+            ("h2", e.name),
+            ("p", f"{e.asks} (`{e.label}` in the paper{', tuning rows' if e.split == 'tuning' else ''})"),
+        ]
         if not cells:
             page.append(("p", f"not run here: {e.absent}."))
             continue
@@ -219,7 +267,9 @@ def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, comm
             if cell.run in book.absent:
                 reasons.setdefault(book.absent[cell.run], []).append(f"{cell.run.task} {cell.label}")
             elif book.record(cell.run) is None and e.kind != "efficiency":
-                reasons.setdefault("it is not finished; the same command goes on", []).append(f"{cell.run.task} {cell.label}")
+                reasons.setdefault("it is not finished; the same command goes on", []).append(
+                    f"{cell.run.task} {cell.label}"
+                )
         for why, which in reasons.items():
             some = ", ".join(which[:4]) + (f" and {len(which) - 4} more" if len(which) > 4 else "")
             page.append(("p", f"not run here: {'all of it' if len(which) == len(cells) else some}: {why}"))
@@ -239,7 +289,12 @@ def section(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
     found: list[Block] = [("table", ordered(accuracy_rows(cells, book), COLUMNS))]
     if e.kind == "histogram":
         rows = histogram_rows(cells, book)
-        found = [("p", "Percent of what the first 15 % of the steps decoded; the paper has it as a picture, without numbers.")]
+        found = [
+            (
+                "p",
+                "Percent of what the first 15 % of the steps decoded; the paper has it as a picture, without numbers.",
+            )
+        ]
         found.append(("table", rows) if rows else ("p", "not run here"))
     if any(book.record(cell.run) for cell in cells):
         found.append(("p", sentence(e.claims, cells, book)))
@@ -260,14 +315,16 @@ def reading(length: int | None, setting: Setting) -> str:
             "difference to it is taken. What can be compared is which method is above which."
         )  # fmt: skip
     text += "`difference` is ours minus the paper's, where the model is the paper's."
-    return text + (f" Only {setting.limit} rows a task were run; the paper's numbers are of all." if setting.limit else "")
+    return text + (
+        f" Only {setting.limit} rows a task were run; the paper's numbers are of all." if setting.limit else ""
+    )
 
 
-def versions(jobs: Sequence[Job]) -> str:
+def versions(jobs: Sequence[Job], book: Book) -> str:
     """By what and where the runs were made, as they say themselves."""
     found: Counter[str] = Counter()
     for job in jobs:
-        about = (job.record() or {})["provenance"]
+        about = (book.record(job.run) or {})["provenance"]
         names = ", ".join(f"{name} {value}" for name, value in about["versions"].items() if value)
         crew = f", {about['workers']} workers with {about['threads']} threads each" if "workers" in about else ""
         found[f"{names}; {about['device']}{crew}"] += 1
@@ -303,8 +360,13 @@ def as_html(page: Sequence[Block]) -> str:
             parts.append(f"<{kind}{place}>{inline(content)}</{kind}>")
         elif content:
             head = "".join(f"<th>{html.escape(c)}</th>" for c in content[0])
-            body = "".join("<tr>" + "".join(f"<td>{html.escape(shown(v))}</td>" for v in row.values()) + "</tr>\n" for row in content)
-            parts.append(f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>')
+            body = "".join(
+                "<tr>" + "".join(f"<td>{html.escape(shown(v))}</td>" for v in row.values()) + "</tr>\n"
+                for row in content
+            )
+            parts.append(
+                f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+            )
     title = html.escape(page[0][1])
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -315,11 +377,7 @@ def write(page: Sequence[Block], out: Path, stem: str = "results") -> list[Path]
     """Markdown and HTML."""
     files = {out / f"{stem}.md": as_markdown(page), out / f"{stem}.html": as_html(page)}
     for file, text in files.items():
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {file}: {error.strerror}; the runs are kept") from None
+        write_text(file, text)
     return list(files)
 
 

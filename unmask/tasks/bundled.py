@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 
-from unmask.tasks import Grade, Task, toy
+from unmask.tasks import toy
 from unmask.tasks.data import Made, Row
-from unmask.tasks.extract import clean, peel, tails
+from unmask.tasks.extract import clean
+from unmask.tasks.task import Grade, Task
 
 TEST, TUNING = 500, 256  # rows
 
@@ -23,11 +23,9 @@ def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
 
 
 def grade(text: str, row: Row) -> Grade:
-    """The first word after the last anchor; nothing else states an answer."""
-    for rule, tail in tails(clean(text)):
-        if match := re.search(r"\w+", peel(tail)):
-            return Grade(match[0].lower() == str(row["answer"]).lower(), match[0], rule)
-    return Grade(False, None, "none")
+    """The last answer that is stated."""
+    found = toy.answer_of(clean(text))
+    return Grade(found == row["answer"], found, "anchor" if found else "none")
 
 
 def agrees(world: str, text: str, row: Row) -> bool | None:

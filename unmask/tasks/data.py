@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +33,12 @@ class Loaded:
     sha256: str  # of the bytes read
     root: Path | None = None  # the folder the files are in: pictures lie beside them
     skipped: tuple[str, ...] = ()  # malformed rows the user asked to skip, as "file:line: why"
+
+    def first(self, limit: int | None) -> Loaded:
+        """The first `limit` rows, or all of them."""
+        if limit is not None and limit < 1:
+            raise UserError(f"--limit is at least 1, not {limit}")
+        return self if limit is None else replace(self, rows=self.rows[:limit])
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class Source:
             root = Path(snapshot_download(self.repo, local_files_only=True, **wanted))
             if self._match(root, self.layouts[:1]):
                 return root
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what goes wrong is said once, below
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # errors are reported once, below
         try:
             reachable()
             return Path(snapshot_download(self.repo, etag_timeout=5, **wanted))
@@ -117,7 +123,7 @@ class Source:
             for place, raw in parse(path, content):
                 row, why = self._accept(raw, path.name)
                 if why and not skip_bad:
-                    raise UserError(f"{path}:{place}: {why}; mend it, or pass --bad-rows skip")
+                    raise UserError(f"{path}:{place}: {why}; fix it, or pass --bad-rows skip")
                 if why:
                     skipped.append(f"{path}:{place}: {why}")
                 elif self.keep is None or self.keep(row):
@@ -157,7 +163,7 @@ class Made:
 
 
 def unpacked(archive: Path) -> Path:
-    """A folder with what a zip holds, kept in the user's cache."""
+    """A folder with the contents of a zip file, kept in the user's cache."""
     try:
         stamp = hashlib.sha256(f"{archive.resolve()}:{archive.stat().st_size}:{archive.stat().st_mtime_ns}".encode())
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unmask"

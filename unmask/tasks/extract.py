@@ -10,9 +10,9 @@ from fractions import Fraction
 SPECIAL = re.compile(r"<\|[\w-]{1,40}\|>|</?s>|<(?:eos|bos|pad|mask|unk)>|\[(?:MASK|EOS|EOT|PAD)\]")
 STRONG = re.compile(r"\b(?i:answer\s+(?:is|was))\b(?:\s*:)?|####|\b(?:Answer|ANSWER)\s*:")
 WEAK = re.compile(r"\banswer\s*:")  # mid-sentence, "we check our answer: ..."
-JOINS = re.compile(
-    r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(\s]*"
-)  # between the numbers of "3 * 6 = 18"
+JOINS = re.compile(  # between the numbers of "3 * 6 = 18"
+    r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(]*\s*"
+)
 FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 
 
@@ -22,13 +22,13 @@ def clean(text: str) -> str:
 
 
 def clean_code(text: str) -> str:
-    """The same for code, where a space more would change the indentation."""
+    """The same for code, where an extra space would change the indentation."""
     return re.sub(r"<\|[\w-]{1,40}\|>|</s>", "", text)
 
 
 def tails(text: str) -> Iterator[tuple[str, str]]:
-    """(rule, what follows the anchor), the last anchor first; those with nothing after them are passed over.
-    A small `answer:` is weak: it is looked at only after every `answer is`, `Answer:` and `####`."""
+    """(rule, what follows the anchor), the last anchor first; those with nothing after them are skipped.
+    A small `answer:` is weak: it is tried only after every `answer is`, `Answer:` and `####`."""
     for rule, pattern in (("anchor", STRONG), ("weak-anchor", WEAK)):
         matches = list(pattern.finditer(text))
         ends = [match.start() for match in matches[1:]] + [len(text)]
@@ -70,17 +70,30 @@ def numbers(text: str) -> list[tuple[int, int, str]]:
 
 
 def stated_number(tail: str) -> str | None:
-    """The first number of a tail; of "3 * 6 = 18" the right-hand side."""
+    """The first number of a tail, or the right-hand side of an equation such as "3 * 6 = 18"."""
     found = numbers(tail)
     if not found:
         return None
     at = 0
-    while at + 1 < len(found) and re.fullmatch(
-        r"[\s+\-−*/x×÷().$\\%^]*=[\s$\\(]*|\s*[+\-−*/x×÷^]\s*[$\\(]*\s*", tail[found[at][1] : found[at + 1][0]]
-    ):
+    while at + 1 < len(found) and JOINS.fullmatch(tail[found[at][1] : found[at + 1][0]]):
         at += 1
     # an expression that ends without "=" ("3 * 6") states no result: its first number stands
     return found[at][2] if at and "=" in tail[found[0][1] : found[at][0]] else found[0][2]
+
+
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+           "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")  # fmt: skip
+NUMBER_WORD = re.compile(
+    rf"\W*(?P<minus>(?:minus|negative)\s+)?(?!one\s+of\b)(?P<word>{'|'.join(NUMBERS)})"
+    rf"(?![\w-]|\s+(?:or|{'|'.join(NUMBERS)}|hundred|thousand|million|billion|point)\b)",
+    re.IGNORECASE,
+)
+
+
+def number_word(tail: str) -> str | None:
+    """The number from zero to twenty that a tail opens with in words; "twenty-one" and "one of" are none."""
+    match = NUMBER_WORD.match(tail)
+    return ("-" if match["minus"] else "") + str(NUMBERS.index(match["word"].lower())) if match else None
 
 
 def as_fraction(text: str) -> Fraction | None:
@@ -91,7 +104,7 @@ def as_fraction(text: str) -> Fraction | None:
 
 
 def peel(text: str) -> str:
-    """Without the quotes, markdown and closing period around an answer; "U.S." keeps its period."""
+    """An answer without the quotes, markdown and closing period around it; "U.S." keeps its period."""
     before = None
     text = text.strip()
     while text != before:
@@ -102,3 +115,36 @@ def peel(text: str) -> str:
         ):
             text = text[:-1]
     return text
+
+
+LETTERS = "ABCDEFGHIJKLMNOP"
+OPENING = re.compile(
+    r"""[\s*_`"'“”‘’$:\[{]*(?:\\(?:boxed|fbox|text|textbf|mathbf|mathrm)\s*\{\s*)*(?:(?:the|option|choice|letter|answer)\s+)*
+    (?:\(\s*(?P<paren>[A-Pa-p])\s*[).:]|(?P<bare>[A-P])(?![A-Za-z0-9'’_=]))""",
+    re.VERBOSE,
+)
+LISTED = re.compile(r"\(\s*[A-P](?:\s*(?:,|and|or|&|/)\s*(?:and\s+|or\s+)?[A-P])+\s*\)")
+PRONOUN = re.compile(r"\s+(?:think|believe|am|would|will|was|do|don|have|had|guess|can|could|say|know|need|cannot)\b")
+LONE = re.compile(r"\(\s*([A-P])\s*\)|(?<![\w'’])([B-HJ-P])(?![\w'’])|(?<![\w'’])([AI])(?=\s*(?:[).:,*`}\]]|$))")
+
+
+def stated_letter(tail: str) -> str | None:
+    match = OPENING.match(tail)
+    if not match or LISTED.match(tail.lstrip(" \n\t*_`\"'$:")):
+        return None
+    if match["bare"] == "I" and PRONOUN.match(tail[match.end() :]):
+        return None
+    return (match["paren"] or match["bare"]).upper()
+
+
+def is_short(text: str) -> bool:
+    """Is this just a few words, an answer by itself?"""
+    return len(text.split()) <= 6 and not STRONG.search(text)
+
+
+def same_words(a: str, b: str) -> bool:
+    return simple(a) == simple(b)
+
+
+def simple(text: str) -> str:
+    return re.sub(r"\s+", " ", peel(text)).casefold().rstrip(".")

@@ -1,6 +1,6 @@
 """Gold answers through every grader, in many renderings: `python -m unmask.tasks.gold DIR` prints how many score.
 
-DIR holds one folder a benchmark, with its original files. Renderings state the answer the ways models do; a grader that
+DIR holds one folder per benchmark, with its original files. Renderings state the answer the ways models do; a grader that
 misses one of them would miss it in a real run. An empty answer and a run of EOT must score 0."""
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from unmask.errors import UserError
-from unmask.tasks import Row, Task, tasks
-from unmask.tasks.math import gsm8k_gold
-from unmask.tasks.qa import LETTERS
+from unmask.tasks import Row, Task, gsm8k, humaneval, mbpp, programs, tasks
+from unmask.tasks.extract import LETTERS
 
 EOT = "<|endoftext|>"
 Rendering = Callable[[Row], str | None]  # None: this rendering does not apply to the row
@@ -40,8 +39,8 @@ def gsm8k_renderings() -> dict[str, Rendering]:
              "The answer is @ dollars for 2 days.", r"The answer is $\boxed{@}$.", "#### @",
              EOT * 9 + "The answer is @" + EOT * 9, "The answer is: @", "Answer: @")  # fmt: skip
     return {
-        **around(bare_reasoning, gsm8k_gold, *forms),
-        "with commas": lambda row: f"The answer is {int(gsm8k_gold(row)):,}.",
+        **around(bare_reasoning, gsm8k.gold, *forms),
+        "with commas": lambda row: f"The answer is {int(gsm8k.gold(row)):,}.",
         "solution as is": lambda row: str(row["answer"]),
     }
 
@@ -186,6 +185,7 @@ RENDERINGS = {
     "humaneval": humaneval_renderings,
     "mbpp": mbpp_renderings,
 }
+TESTED = {"humaneval": humaneval, "mbpp": mbpp}
 SILENT = {"empty": "", "EOT only": EOT * 64}
 
 
@@ -197,9 +197,7 @@ def score(task: Task, rows: list[Row], render: Rendering) -> tuple[int, int, lis
     """(right, asked, ids of the misses) of one rendering."""
     pairs = [(index, row, text) for index, row in enumerate(rows) if (text := render(row)) is not None]
     if task.executes:
-        from unmask.tasks.code import grade_many
-
-        grades = grade_many(task, [(text, row) for _, row, text in pairs])
+        grades = programs.grade_many(task, [(text, row) for _, row, text in pairs])
     else:
         grades = [task.grade(text, row) for _, row, text in pairs]
     missed = [task.identify(row, index) for (index, row, _), g in zip(pairs, grades, strict=True) if not g.correct]
@@ -207,7 +205,7 @@ def score(task: Task, rows: list[Row], render: Rendering) -> tuple[int, int, lis
 
 
 def table(folder: Path, names: list[str], all_styles: bool) -> Iterator[tuple[str, str, int, int, list[str], bool]]:
-    """(task, rendering, right, asked, misses, as it should be), one a line."""
+    """(task, rendering, right, asked, misses, as it should be), one per line."""
     known = tasks()
     for name in names:
         task = known[name]
@@ -216,6 +214,10 @@ def table(folder: Path, names: list[str], all_styles: bool) -> Iterator[tuple[st
             right, asked, _ = score(task, rows, always(text))
             yield name, label, right, asked, [], right == 0
         renderings = RENDERINGS[name]()
+        if task.executes:  # the tests that cannot be run from outside the program are named
+            from_outside = [programs.from_outside(TESTED[name].tests_of(row).code) for row in rows]
+            inside = [task.identify(row, i) for i, row in enumerate(rows) if not from_outside[i]]
+            yield name, "(tests run from outside the program)", sum(from_outside), len(rows), inside, True
         if task.executes and not all_styles:
             renderings = dict(list(renderings.items())[:1])
         for label, render in renderings.items():

@@ -1,14 +1,14 @@
-"""Run generated code where it can do no harm: a fresh interpreter per program, locked in by the kernel (Linux).
+"""Run generated code where it can do no harm: in an interpreter of its own, locked in by the kernel (Linux), with its tests
+in another.
 
-What it guards against and what no single process can be guarded from is in docs/evaluation.md."""
+What this guards against, and what it does not, is in docs/evaluation.md."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import contextlib
+import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -38,7 +38,10 @@ class Outcome(NamedTuple):
 
 class Program(NamedTuple):
     code: str
-    tests: str  # run in the program's own namespace, after its top level
+    tests: str  # run by the judge; a name they do not define is the program's
+    setup: str = ""  # run by the judge before the tests: helpers that are given, not written
+    names: tuple[str, ...] = ()  # the program's even where Python has them too, such as `sum`
+    inside: bool = False  # run the tests in the program's own process, because they hand it more than plain values
 
 
 def run(program: Program, timeout: float = TIMEOUT, memory: int = MEMORY, unisolated: bool = False) -> Outcome:
@@ -72,7 +75,9 @@ def isolation() -> str:
     """The strongest that works here of "root" and "root+read" (namespaces made with privileges, then a user id of its
     own), "user" (user namespaces) and "none"."""
     if sys.platform == "linux":
-        probe = Program("import colorsys\nopen('here', 'w').write('x')", "assert open('here').read() == 'x'")
+        probe = Program(
+            "import colorsys\nopen('x', 'w').write('x')\ndef f(): return open('x').read()", "assert f() == 'x'"
+        )
         for mode in ("root", "root+read", "user"):
             if (mode == "user" or os.geteuid() == 0) and attempt(probe, mode, 20.0, MEMORY).passed:
                 return mode
@@ -80,72 +85,66 @@ def isolation() -> str:
 
 
 def attempt(program: Program, mode: str, timeout: float, memory: int) -> Outcome:
+    """Two processes, the program's and the judge's, with a pipe each way between them; only the judge reports to us."""
     deadline = time.monotonic() + PATIENCE * timeout
+    ours, judges = socket.socketpair()
+    (asked, asking), (heard, answering) = os.pipe(), os.pipe()
+    with contextlib.ExitStack() as stack:
+        stack.callback(ours.close)
+        try:
+            for files in ((asked, answering), (judges.fileno(), judges.fileno(), heard, asking)):
+                stack.enter_context(jailed(files, mode, timeout, memory))
+        finally:
+            judges.close()
+            for file in (asked, asking, heard, answering):
+                os.close(file)
+        return converse(ours, program, deadline)
+
+
+@contextlib.contextmanager
+def jailed(files: Sequence[int], mode: str, timeout: float, memory: int) -> Iterator[None]:
+    """A jail with these files open; it ends with the block."""
     folder = tempfile.mkdtemp(prefix="unmask-code-")  # the place of the private file system; itself never written to
     os.chmod(folder, 0o755)
-    ours, theirs = socket.socketpair()
     other_uid = 200_000 + secrets.randbelow(1_000_000)
-    command = [sys.executable, "-I", "-B", str(JAIL), mode, str(theirs.fileno()), folder, str(other_uid)]
     child = subprocess.Popen(
-        [*command, str(max(1, round(timeout))), str(memory)],
+        [sys.executable, "-I", "-B", str(JAIL), mode, folder, str(other_uid), str(max(1, round(timeout))), str(memory),
+         *map(str, files)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
+        pass_fds=files,
         cwd=folder if mode == "none" else "/",
         env={"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1",
              "OPENBLAS_NUM_THREADS": "1"},
         start_new_session=True,
     )  # fmt: skip
-    theirs.close()
     try:
-        return converse(ours, program, deadline)
+        yield
     finally:
-        ours.close()
         kill_group(child)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def converse(control: socket.socket, program: Program, deadline: float) -> Outcome:
-    """Program in; when its top level has run, nonce and tests in; a digest of the nonce out. Anything else is a failure."""
+def converse(judge: socket.socket, program: Program, deadline: float) -> Outcome:
+    """Everything in, the verdict out."""
+    data = json.dumps(program).encode()
     try:
-        if not send(control, program.code.encode("utf-8", "replace"), deadline):
-            return Outcome(False, "timeout")
-        said = hear(control, deadline)
-        if said != b"ready":
-            return verdict(said)
-        nonce = secrets.token_bytes(32)
-        if not send(control, nonce, deadline) or not send(control, program.tests.encode("utf-8", "replace"), deadline):
-            return Outcome(False, "timeout")
-        said = hear(control, deadline)
+        judge.settimeout(max(0.001, deadline - time.monotonic()))
+        judge.sendall(b"%08d" % len(data) + data)
+        verdict, size = b"", 8
+        while len(verdict) < size:
+            judge.settimeout(max(0.001, deadline - time.monotonic()))
+            if not (more := judge.recv(4096)):
+                return Outcome(False, "died")
+            verdict += more
+            size = 8 + int(verdict[:8]) if len(verdict) >= 8 else 8
+    except TimeoutError:
+        return Outcome(False, "timeout")
     except OSError:  # it closed its end
         return Outcome(False, "died")
-    wanted = b"pass " + hashlib.sha256(nonce).hexdigest().encode()
-    return Outcome(True, "passed") if said and hmac.compare_digest(said, wanted) else verdict(said)
-
-
-def verdict(said: bytes | None) -> Outcome:
-    if said is None:
-        return Outcome(False, "timeout")
-    if said.startswith(b"fail "):
-        name = said[5:65].decode("ascii", "replace")
-        return Outcome(False, "timeout" if name == "OutOfTime" else name)
-    return Outcome(False, "died")
-
-
-def send(control: socket.socket, data: bytes, deadline: float) -> bool:
-    control.settimeout(max(0.001, deadline - time.monotonic()))
-    try:
-        control.sendall(b"%08d" % len(data) + data)
-        return True
-    except TimeoutError:
-        return False
-
-
-def hear(control: socket.socket, deadline: float) -> bytes | None:
-    """What the other side says next (at most 128 bytes of it); None if it says nothing in time, b"" if it is gone."""
-    ready, _, _ = select.select([control], [], [], max(0.0, deadline - time.monotonic()))
-    return control.recv(128) if ready else None
+    passed, reason = json.loads(verdict[8:])
+    return Outcome(passed, "timeout" if reason == "OutOfTime" else reason)
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:

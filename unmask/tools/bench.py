@@ -6,7 +6,6 @@ The model is LLaDA-shaped with random weights and LLaDA's vocabulary. B rows, P 
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
@@ -163,7 +162,9 @@ def measure(shape: Shape, seconds: float, device: str = "cpu") -> dict[str, Any]
         "forwards": lambda: bare(model, canvas, steps),
         "reference": lambda: reference(model, canvas, steps),
     }
-    equal = torch.equal(finished(ours(model, canvas, plain, steps)), finished(reference(model, canvas, steps)))  # warms up
+    equal = torch.equal(
+        finished(ours(model, canvas, plain, steps)), finished(reference(model, canvas, steps))
+    )  # warms up
     spent, bodies = body_clock(model), []
     rest = {name: [math.inf] * steps for name in variants}
     end = now() + seconds
@@ -200,7 +201,9 @@ def memory(shape: Shape, rows: int = 8, length: int = 128, steps: int = 2) -> fl
 
     def start(which: str) -> subprocess.Popen[str]:
         code = f"from unmask.tools.bench import *; print(peak_of({which!r}, {shape!r}, {rows}, {length}, {steps}))"
-        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
 
     peaks = [process.communicate()[0].strip() for process in (start("ours"), start("reference"))]
     return float(peaks[0]) / float(peaks[1]) if all(peak not in ("", "None") for peak in peaks) else None
@@ -221,7 +224,9 @@ def peak_of(which: str, shape: Shape, rows: int, length: int, steps: int) -> flo
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    finished(ours(model, canvas, METHODS["top-probability"], steps) if which == "ours" else reference(model, canvas, steps))
+    finished(
+        ours(model, canvas, METHODS["top-probability"], steps) if which == "ours" else reference(model, canvas, steps)
+    )
     return (torch.cuda.max_memory_allocated() if cuda else _high_water(reset=False)) - before
 
 
@@ -241,13 +246,6 @@ def bench(seconds: float = 12, device: str = "cpu") -> Iterator[dict[str, Any]]:
     """One record a shape, as it is done."""
     for shape in SHAPES:
         yield {**measure(shape, seconds, device), "memory_over_reference": memory(shape)}
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-    }  # fmt: skip
 
 
 # What each ratio is, and what it should be: at most or at least.

@@ -20,7 +20,7 @@ from unmask import __version__
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
 from unmask.generation import generate
-from unmask.models import Model
+from unmask.models.model import Model
 
 QUESTION = "A baker makes 12 rolls an hour and works for 7 hours. He sells all but 9. How many rolls does he sell?"
 TEXTS = (QUESTION, "What is the capital of France?", "Write a function that adds two numbers.")
@@ -28,20 +28,22 @@ MASKS = 16  # masks behind each text
 METHODS_TRIED = ("top-probability", "semi-ar", "suffix-anchor", "sacm")
 
 # What the other process runs: nothing of ours, so that any interpreter with torch and transformers can.
-REMOTE = """
+REMOTE = f"""
 import json, sys, torch
 from transformers import AutoModel
 where, ids, out, dtype, device = sys.argv[1:]
 model = AutoModel.from_pretrained(where, trust_remote_code=True, torch_dtype=getattr(torch, dtype)).to(device).eval()
 with torch.no_grad():
-    logits = [model(torch.tensor([row], device=device)).logits[0, -%d:].float().cpu() for row in json.load(open(ids))]
+    logits = [model(torch.tensor([row], device=device)).logits[0, -{MASKS}:].float().cpu() for row in json.load(open(ids))]
 torch.save(logits, out)
 import transformers
 print(transformers.__version__)
-""" % MASKS  # noqa: UP031
+"""
 
 
-def verify(model: Model, remote_code: Path | None = None, python: str = sys.executable, length: int = 64) -> dict[str, Any]:
+def verify(
+    model: Model, remote_code: Path | None = None, python: str = sys.executable, length: int = 64
+) -> dict[str, Any]:
     """A record of checks; `ok` says whether all of them held."""
     record: dict[str, Any] = {
         "unmask": __version__, "model": model.name, "weights": model.weights_hash, "torch": torch.__version__,
@@ -61,7 +63,9 @@ def tensors(model: Model) -> dict[str, Any]:
     files = sorted(model.path.glob("*.safetensors")) if model.path else []
     stored = {name for file in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118
     unused = sorted(stored - set(state))
-    broken = [name for name, value in state.items() if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    broken = [
+        name for name, value in state.items() if value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
     count = sum(value.numel() for value in model.module.parameters())
     ok = not broken and not unused
     return {"tensors": len(state), "parameters": count, "not_finite": broken, "unused": unused, "ok": ok}
@@ -101,7 +105,10 @@ def compared(model: Model, remote_code: Path, python: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder) / "model"
         where.mkdir()
-        for source in (model.path, remote_code):  # the published code beside the weights, where transformers looks for it
+        for source in (
+            model.path,
+            remote_code,
+        ):  # the published code beside the weights, where transformers looks for it
             for file in Path(str(source)).iterdir():
                 link = where / file.name
                 if file.is_file() and (source == model.path or file.suffix == ".py"):
@@ -112,11 +119,15 @@ def compared(model: Model, remote_code: Path, python: str) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise UserError(f"the published code did not run under {python}: {why}; give --remote-python one with its transformers")
+            raise UserError(
+                f"the published code did not run under {python}: {why}; give --remote-python one with its transformers"
+            )
         theirs = torch.load(f"{folder}/out.pt", weights_only=True)
     model.module.to(device)
     gap = max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
-    agree = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(ours, theirs, strict=True)) / (len(rows) * MASKS)
+    agree = sum(int((a.argmax(-1) == b.argmax(-1)).sum()) for a, b in zip(ours, theirs, strict=True)) / (
+        len(rows) * MASKS
+    )
     largest = max(float(b.abs().max()) for b in theirs)
     close = gap <= (1e-3 if dtype == "float32" else 0.02 * largest)
     return {

@@ -1,7 +1,7 @@
 """Masked-diffusion training as LLaDA does it: t ~ U(0, 1), each response token masked with probability t, cross-entropy / t.
 
-B rows, P prompt slots (left-padded), L response slots. Responses are padded with end-of-text to L, and the loss counts it.
-A step's data and masks depend on the seed and the step alone, so a resumed run is the straight one, bit for bit.
+Responses are padded with end-of-text to L, and the loss counts it. A step's data and masks depend on the seed and the step
+alone, so a resumed run is the straight one, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ import hashlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.utils import logging
 
-from unmask.errors import UserError
-
-Rows = list[tuple[str, str]]  # (prompt, response)
-Source = Callable[[int, float], tuple[Rows, int]]  # (step, share of training behind) -> rows and their response length
+from unmask.errors import UserError, finite, whole
+from unmask.files import write_text, write_whole
+from unmask.models.frequencies import count
+from unmask.models.loading import BUNDLED, architecture, load, read_config, tokenizer_of
+from unmask.progress import Bar
+from unmask.tasks import toy
+from unmask.training.data import Batch, Source, encode, jsonl, masked_batch, paddings, read, toys
+from unmask.training.optim import Muon, optimizers
+from unmask.training.probe import probe
 
 
 @dataclass(frozen=True)
@@ -40,105 +46,18 @@ class Recipe:
     padding: str = "eot"  # or "rainbow": one end-of-text, then a cycle of padding tokens
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch", 1), ("length", 1), ("warmup", 0), ("seed", -(2**63))):
+            whole(name, getattr(self, name), least)
+        for name, high in (("lr", math.inf), ("muon", math.inf), ("cooldown", 1.0), ("least", 1.0)):
+            finite(name, getattr(self, name), 0.0, high)
+        if self.padding not in ("eot", "rainbow"):
+            raise UserError(f"padding is eot or rainbow, not {self.padding!r}")
+
     def rate(self, step: int) -> float:
         """What both learning rates are multiplied by."""
         rest = (self.steps - step) / max(1, self.cooldown * self.steps)
         return min(1.0, (step + 1) / max(1, self.warmup), rest)
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update is replaced by the nearest orthogonal matrix (Newton-Schulz, 5 iterations, in float32)."""
-
-    def __init__(self, params: Any, lr: float, momentum: float = 0.9):
-        super().__init__(params, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            shapes: dict[torch.Size, list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    shapes.setdefault(p.shape, []).append(p)
-            for same in shapes.values():  # matrices of one shape go through Newton-Schulz together
-                updates = []
-                for p in same:
-                    velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
-                    velocity.mul_(group["momentum"]).add_(p.grad)
-                    updates.append(p.grad + group["momentum"] * velocity)
-                for p, update in zip(same, orthogonal(torch.stack(updates)), strict=True):
-                    p.add_(update, alpha=-group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
-
-
-def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
-    """The orthogonal factor of each matrix of g (n, rows, columns), nearly."""
-    tall = g.shape[-2] > g.shape[-1]
-    x = (g.mT if tall else g).float()
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(iterations):
-        a = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-    return (x.mT if tall else x).to(g.dtype)
-
-
-def optimizers(module: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for the rest (and for adapters)."""
-    hidden: list[Tensor] = []
-    rest: list[Tensor] = []
-    for name, p in module.named_parameters():
-        if p.requires_grad:
-            inside = p.ndim == 2 and (".blocks." in name or ".layers." in name) and "lora_" not in name
-            (hidden if inside else rest).append(p)
-    made: list[torch.optim.Optimizer] = [Muon(hidden, recipe.muon)] if hidden else []
-    return made + ([torch.optim.AdamW(rest, recipe.lr, betas=(0.9, 0.98), weight_decay=0.0)] if rest else [])
-
-
-@dataclass(frozen=True)
-class Batch:
-    ids: Tensor  # (B, P + L) with masks
-    valid: Tensor  # (B, P + L) bool, False on left padding
-    target: Tensor  # (B, P + L)
-    masked: Tensor  # (B, P + L) bool
-    weight: Tensor  # (B, 1): 1 / t
-    length: int  # L
-
-    def to(self, device: Any) -> Batch:
-        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **moved)
-
-
-def encode(tokenizer: Any, rows: Rows, length: int, padding: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompt ids, and response ids padded to L."""
-    if getattr(tokenizer, "chat_template", None):
-        asked = [
-            tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
-            for p, _ in rows
-        ]
-    else:
-        asked = [p for p, _ in rows]
-    prompts = tokenizer(asked, add_special_tokens=False)["input_ids"]
-    responses = tokenizer([r for _, r in rows], add_special_tokens=False)["input_ids"]
-    cycle = padding[1:] or padding
-    return prompts, [(r + padding[:1] + cycle * length)[:length] for r in responses]
-
-
-def masked_batch(
-    prompts: list[list[int]],
-    responses: list[list[int]],
-    mask_id: int,
-    pad_id: int,
-    least: float,
-    generator: torch.Generator,
-) -> Batch:
-    width, rows = max(map(len, prompts)), len(prompts)
-    target = torch.tensor([[pad_id] * (width - len(p)) + p + r for p, r in zip(prompts, responses, strict=True)])
-    valid = torch.ones_like(target, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        valid[row, : width - len(prompt)] = False
-    # t is stratified: one draw in each of B equal parts of (least, 1], which steadies the loss
-    t = least + (1 - least) * ((torch.arange(rows) + torch.rand((), generator=generator)) / rows)[:, None]
-    masked = torch.rand(target.shape, generator=generator) < t
-    masked[:, :width] = False
-    return Batch(target.masked_fill(masked, mask_id), valid, target, masked, 1 / t, target.shape[1] - width)
 
 
 def loss_of(module: Any, batch: Batch) -> Tensor:
@@ -167,84 +86,6 @@ def initialise(module: Any, seed: int) -> None:
                 p.normal_(0, p.shape[1] ** -0.5, generator=generator)
 
 
-def read(file: str | Path) -> list[tuple[int, str, str]]:
-    """(line number, prompt, response) of a JSONL file."""
-    try:
-        content = Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    found = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file}, line {number}: not JSON ({error.msg})") from error
-        for name in ("prompt", "response"):
-            if not isinstance(row, dict) or not isinstance(row.get(name), str) or not row[name].strip():
-                raise UserError(f'{file}, line {number}: a row needs a "{name}", a text')
-        found.append((number, row["prompt"], row["response"]))
-    if not found:
-        raise UserError(f"{file} holds no rows")
-    return found
-
-
-def jsonl(file: str | Path, tokenizer: Any, recipe: Recipe, tell: Callable[[str], None] = lambda line: None) -> Source:
-    """Rows {"prompt": ..., "response": ...}, in a new order each epoch; responses longer than L are told and left out."""
-    rows, long = [], []
-    for number, prompt, response in read(file):
-        if len(tokenizer(response, add_special_tokens=False)["input_ids"]) > recipe.length:
-            long.append(number)
-        else:
-            rows.append((prompt, response))
-    if long:
-        first = ", ".join(map(str, long[:10])) + (", ..." if len(long) > 10 else "")
-        tell(
-            f"{file}: {len(long)} of {len(long) + len(rows)} responses are longer than {recipe.length} tokens and left out (lines {first})"
-        )
-    if not rows:
-        raise UserError(f"{file}: every response is longer than {recipe.length} tokens; give a greater --length")
-    orders: dict[int, list[int]] = {}
-
-    def source(step: int, done: float) -> tuple[Rows, int]:
-        picked = []
-        for place in range(step * recipe.batch, (step + 1) * recipe.batch):
-            epoch, at = divmod(place, len(rows))
-            if epoch not in orders:
-                orders[epoch] = Random(f"{recipe.seed}/{epoch}").sample(range(len(rows)), len(rows))
-                orders.pop(epoch - 2, None)
-            picked.append(rows[orders[epoch][at]])
-        return picked, recipe.length
-
-    return source
-
-
-def toys(worlds: list[str], recipe: Recipe) -> Source:
-    """The built-in tasks."""
-    from unmask.tasks import toy
-
-    for world in worlds:
-        if world not in toy.WORLDS:
-            raise UserError(f"there is no built-in task {world!r}; there are {', '.join(toy.WORLDS)}")
-    if recipe.length < toy.SHORTEST:
-        raise UserError(
-            f"the built-in tasks need --length {toy.SHORTEST} or more: their reasoning does not fit {recipe.length} tokens"
-        )
-    return lambda step, done: toy.examples(worlds, recipe.seed, step, done, recipe.batch, recipe.length)
-
-
-def paddings(tokenizer: Any, kind: str) -> list[int]:
-    """The end-of-text id, and for rainbow padding the cycle that follows it."""
-    if kind == "eot":
-        return [tokenizer.eos_token_id]
-    known = tokenizer.get_vocab()
-    cycle = [known[f"<|pad_{k}|>"] for k in range(7) if f"<|pad_{k}|>" in known]
-    if len(cycle) < 7:
-        raise UserError("rainbow padding needs the tokens <|pad_0|> .. <|pad_6|> in the tokenizer")
-    return [tokenizer.eos_token_id, *cycle]
-
-
 def save(state: dict[str, Any], file: Path) -> None:
     """All or nothing: written beside, then put in place."""
     beside = file.with_suffix(".tmp")
@@ -269,8 +110,14 @@ def train(
     run = hashlib.sha256(json.dumps([asdict(recipe), identity]).encode()).hexdigest()
     padding, trained = paddings(tokenizer, recipe.padding), [p for p in module.parameters() if p.requires_grad]
     if file.is_file():
-        state = torch.load(file, weights_only=True)
-        if state["run"] != run:
+        try:
+            state = torch.load(file, weights_only=True)
+            same = state["run"] == run
+        except Exception as error:  # a damaged archive fails in many ways
+            raise UserError(
+                f"{file} is damaged ({type(error).__name__}); delete it to train from the beginning"
+            ) from None
+        if not same:
             raise UserError(
                 f"{file} is of another run (other data, model or settings); give another --out or delete it"
             )
@@ -327,17 +174,44 @@ def train(
 
 def fresh(config: str | Path, seed: int) -> tuple[Any, Any]:
     """A model with random weights and its tokenizer, from a directory (or the name of a bundled model) with both configs."""
-    from unmask.models import BUNDLED, _architecture, _tokenizer
-
     where = next((p for p in (BUNDLED / str(config), Path(config)) if (p / "config.json").is_file()), None)
     if where is None:
         raise UserError(
             f"there is no config.json in {config}: a model from nothing needs a directory with it and a tokenizer"
         )
-    fields = json.loads((where / "config.json").read_text())
-    cls, tokenizer = _architecture(fields, config), _tokenizer(where, fields)
+    fields = read_config(where)
+    cls, tokenizer = architecture(fields, config), tokenizer_of(where, fields)
     module = cls(cls.config_class(**{k: v for k, v in fields.items() if k != "rainbow_ids"}))
     initialise(module, seed)
+    return module.float(), tokenizer
+
+
+def new(texts: list[str], vocab: int, recipe: Recipe) -> tuple[Any, Any]:
+    """A model as small as the bundled one, with random weights, and a byte-level BPE tokenizer made from the texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [*toy.SPECIAL[:-1], *toy.PADDING]  # bytes need no token for what is unknown
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=special[0],
+        eos_token=special[1],
+        pad_token=special[1],
+        additional_special_tokens=special[2:],
+    )
+    tokenizer.chat_template = toy.CHAT_TEMPLATE
+    fields = read_config(BUNDLED / "tiny")
+    ids = {"mask_token_id": special.index("<|mdm_mask|>"), "eos_token_id": 1, "pad_token_id": 1}
+    cls = architecture(fields, "new")
+    module = cls(cls.config_class(**{**fields, **ids, "vocab_size": len(tokenizer), "embedding_size": len(tokenizer)}))
+    initialise(module, recipe.seed)
     return module.float(), tokenizer
 
 
@@ -377,20 +251,19 @@ def export(
     texts: list[str] | None = None,
 ) -> None:
     """The published layout: config.json, model.safetensors (or an adapter), tokenizer, UNCODE's frequencies of `texts`."""
-    from unmask.models.frequencies import count
-
     module.config.response_length = recipe.length
     if recipe.padding == "rainbow":
         module.config.rainbow_ids = paddings(tokenizer, "rainbow")[1:]
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     weights = {name: value.to(dtype) for name, value in module.state_dict().items()} if dtype else None
     if dtype:
         module.config.dtype = dtype
     module.save_pretrained(out, **({"state_dict": weights} if weights else {}))
     tokenizer.save_pretrained(out)
     if texts:
-        (out / "frequencies.json").write_text(
-            json.dumps(count(texts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])) + "\n"
-        )
+        counted = count(texts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
+        write_text(out / "frequencies.json", json.dumps(counted) + "\n")
 
 
 def curve(log: list[dict[str, Any]], out: Path) -> str:
@@ -414,53 +287,40 @@ def curve(log: list[dict[str, Any]], out: Path) -> str:
     return f"loss {high:.3f} {line} {losses[-1]:.3f}   {out / 'loss.png'}"
 
 
-class Bar:
-    """Reports to standard error: on a terminal a bar with the loss and the probes, elsewhere a line a probe."""
+def watched(bar: Bar, steps: int) -> Callable[[dict[str, Any]], None]:
+    """What `train` reports, on a bar: the loss of every step, and one line for each probe."""
 
-    def __init__(self, steps: int):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self.steps = steps
-
-    def __enter__(self) -> Bar:
-        self.bar.start()
-        self.task = self.bar.add_task("", total=self.steps, loss=math.nan)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.bar.stop()
-
-    def __call__(self, record: dict[str, Any]) -> None:
+    def report(record: dict[str, Any]) -> None:
         if "done" in record:
-            self.bar.update(self.task, completed=record["done"], loss=record["loss"])
+            bar.show("training", record["done"], steps, f"loss {record['loss']:.3f}")
             return
         line = f"step {record['step']}  loss {record['loss']:.3f}"
         for world, shares in record.get("probes", {}).items():
             line += f"  {world}: " + " ".join(f"{kind} {100 * share:.0f}" for kind, share in shares.items())
-        self.bar.console.print(line, highlight=False, soft_wrap=True)
+        bar.tell(line)
+
+    return report
 
 
 def start(
     recipe: Recipe, out: Path, *, model: str | None = None, config: str | None = None, data: str | None = None,
-    tasks: list[str] | None = None, lora: int = 0, device: str | None = None, half: bool = False, probe_every: int = 250,
+    tasks: list[str] | None = None, vocab: int = 4000, lora: int = 0, device: str | None = None, half: bool = False, probe_every: int = 250,
     report: Callable[[dict[str, Any]], None] = lambda record: None, tell: Callable[[str], None] = lambda line: None,
 ) -> str:  # fmt: skip
     """What `unmask train` does: put the pieces together, train, export. Returns the loss curve as a line."""
-    import unmask
-    from unmask.paper.acceptance import probe
-
     if (model is None) == (config is None):
         raise UserError("give --model (weights to begin with) or --config (a model from nothing)")
     if (data is None) == (not tasks):
         raise UserError("give --data FILE.jsonl or --task NAMES")
-    if config is not None:
+    whole("probe_every", probe_every, 1)
+    if config == "new":
+        if data is None:
+            raise UserError("--config new makes a tokenizer from your rows: give --data FILE.jsonl")
+        module, tokenizer = new([text for _, *pair in read(data) for text in pair], whole("vocab", vocab, 300), recipe)
+    elif config is not None:
         module, tokenizer = fresh(config, recipe.seed)
     else:
-        loaded = unmask.load(str(model), device=device)
+        loaded = load(str(model), device=device)
         module, tokenizer = loaded.module, loaded.tokenizer
     if device:
         module = module.to(device)
@@ -469,7 +329,8 @@ def start(
     else:
         module.requires_grad_(True)
     if data is not None:
-        source, probes = jsonl(data, tokenizer, recipe, tell), None
+        context = getattr(module.config, "max_position_embeddings", None)
+        source, probes = jsonl(data, tokenizer, recipe, module.config.mask_token_id, context, tell), None
         what = hashlib.sha256(Path(data).read_bytes()).hexdigest()
     else:
         source, what = toys(tasks or [], recipe), ",".join(tasks or [])
@@ -487,7 +348,5 @@ def start(
     )
     texts = [response for step in range(1, 201) for _, response in source(step, 1.0)[0]]
     export(module, tokenizer, recipe, out, torch.float16 if half else None, texts)
-    (out / "training.json").write_text(
-        json.dumps({"recipe": asdict(recipe), "data": data or tasks, "lora": lora, "log": log}, indent=1) + "\n"
-    )
+    write_whole(out / "training.json", {"recipe": asdict(recipe), "data": data or tasks, "lora": lora, "log": log})
     return curve(log, out)

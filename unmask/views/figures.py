@@ -6,13 +6,18 @@ Colours are Okabe and Ito's, and every line has a marker of its own, so nothing 
 
 from __future__ import annotations
 
-import re
+import io
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
+from unmask.evaluation.metrics import early_steps
+from unmask.evaluation.report import examples
+from unmask.files import write_bytes
 from unmask.views.live import RAMP, boxed
 from unmask.views.trace import Moment, Run
 
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 SCORE, BASE, NEW, ANCHOR = "#0072B2", "#C4C9CF", "#D55E00", "#F0B429"
 LINES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"),
          ("#7F7F7F", "*"))  # fmt: skip
-EARLY, BINS = 0.15, 32  # Fig. 2: the first 15 % of steps, over 32 bins of the response
+BINS = 32  # of the response, in Fig. 2
 STYLE: Any = {"font.size": 7.5, "axes.titlesize": 8, "axes.labelsize": 7.5, "legend.fontsize": 6.5, "xtick.labelsize": 6.5,
          "ytick.labelsize": 6.5, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "pdf.fonttype": 42,
          "svg.fonttype": "path", "svg.hashsalt": "unmask", "figure.dpi": 100, "lines.linewidth": 1.3, "lines.markersize": 4}  # fmt: skip
@@ -46,12 +51,12 @@ def write(figure: Figure, path: str | Path) -> None:
     known = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}  # the same data gives the same file
     if path.suffix.lower() not in known:
         raise UserError(f"{path}: a figure ends in .png, .svg or .pdf")
+    kind, drawn = path.suffix.lower(), io.BytesIO()
     try:
-        figure.savefig(path, dpi=220, bbox_inches="tight", pad_inches=0.04, metadata=known[path.suffix.lower()])
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+        figure.savefig(drawn, format=kind[1:], dpi=220, bbox_inches="tight", pad_inches=0.04, metadata=known[kind])
     finally:
         _pyplot().close(figure)
+    write_bytes(path, drawn.getvalue())  # whole or not at all
 
 
 # ---------------------------------------------------------------- token panels
@@ -100,7 +105,9 @@ def _tokens(axes: Axes, run: Run, moment: Moment, width: float, new: Iterable[in
     axes.axis("off")
     for slot, (token, when) in enumerate(zip(moment.ids, moment.when, strict=True)):
         (x, line, wide), masked = places[slot], token == run.mask_id
-        back, front = ("none", "#000000") if masked else ("#FFF3D0", "#000000") if slot in given else _shade(when / last)
+        back, front = (
+            ("none", "#000000") if masked else ("#FFF3D0", "#000000") if slot in given else _shade(when / last)
+        )
         edge = ANCHOR if slot in run.anchors else NEW if slot in new else "#B8BEC5" if masked else "#8FA3B8"
         axes.add_patch(FancyBboxPatch(
             (x + 0.6, line * LINE + 0.6), wide - 1.2, LINE - 2.4, boxstyle="round,pad=0.6,rounding_size=1.2",
@@ -115,14 +122,19 @@ def _tokens(axes: Axes, run: Run, moment: Moment, width: float, new: Iterable[in
 def _bars(axes: Axes, run: Run, moment: Moment) -> None:
     """Confidence over positions: the score that decides, the one before modulation behind it, the chosen in vermilion."""
     values = [v for step in run.steps for v in (*step["base"], *step.get("score", ()))]
-    low, high = min([0, *values]) / run.scale, max([1 if min([0, *values]) == 0 else 0, *(v / run.scale for v in values)])
+    low, high = (
+        min([0, *values]) / run.scale,
+        max([1 if min([0, *values]) == 0 else 0, *(v / run.scale for v in values)]),
+    )
     if run.anchors:
         axes.axvspan(min(run.anchors) - 0.5, max(run.anchors) + 0.5, color=ANCHOR, alpha=0.35, linewidth=0)
     if "score" in run.steps[0]:
         axes.bar(moment.slots, [b - low for b in moment.base], width=0.9, bottom=low, color=BASE, linewidth=0)
     colours = [NEW if slot in set(moment.chosen) else SCORE for slot in moment.slots]
     axes.bar(moment.slots, [s - low for s in moment.score], width=0.9, bottom=low, color=colours, linewidth=0)
-    axes.set(xlim=(-1, run.length), ylim=(low, high), yticks=[low, high] if low else [0, 0.5, 1] if high == 1 else [0, high])
+    axes.set(
+        xlim=(-1, run.length), ylim=(low, high), yticks=[low, high] if low else [0, 0.5, 1] if high == 1 else [0, high]
+    )
     axes.tick_params(length=2, pad=1.5)
 
 
@@ -155,7 +167,9 @@ def _panels(rows: Sequence[tuple[str, Run, Moment | None]], heads: Mapping[int, 
         figure.text(0, (y - 5) / total, label, fontsize=6.5, color="#444444", va="center", parse_math=False)
         body = height - 11
         if moment:
-            bars = figure.add_axes((14 / wide, (y - height + 2) / total, (left - 14) / wide, (min(body, 80) - 4) / total))
+            bars = figure.add_axes(
+                (14 / wide, (y - height + 2) / total, (left - 14) / wide, (min(body, 80) - 4) / total)
+            )
             _bars(bars, run, moment)
         lines = _boxes(run, right if moment else wide)[-1][1] + 1
         at = (left + gap) / wide if moment else 0
@@ -215,7 +229,7 @@ def progress(runs: Sequence[Run], panels: int = 6) -> Figure:
 
 def early(order: Sequence[int], steps: int) -> list[float]:
     """(BINS,) of the slots committed in the first floor(.15 T) steps (at least one), the share in each bin; sums to 1."""
-    first = max(1, int(EARLY * steps))
+    first = early_steps(steps)
     hit = [slot for slot, when in enumerate(order) if 0 <= when < first]
     bins = [0.0] * BINS
     for slot in hit:
@@ -231,7 +245,12 @@ def effects(found: Mapping[str, Sequence[tuple[float, Sequence[int], int]]]) -> 
     figure, axes = pyplot.subplots(1, 1 + len(anchored), figsize=(2.0 + 2.3 * len(anchored), 1.9), squeeze=False,
                                    width_ratios=[1.1] + [2] * len(anchored), layout="constrained")  # fmt: skip
     means = {name: sum(eot for eot, _, _ in samples) / len(samples) for name, samples in found.items()}
-    axes[0, 0].bar(range(len(means)), list(means.values()), width=0.62, color=[SCORE if n in anchored else "#8A929B" for n in means])
+    axes[0, 0].bar(
+        range(len(means)),
+        list(means.values()),
+        width=0.62,
+        color=[SCORE if n in anchored else "#8A929B" for n in means],
+    )
     for i, value in enumerate(means.values()):
         axes[0, 0].text(i, value + 0.02, f"{value:.2f}", ha="center", fontsize=6.5)
     axes[0, 0].set(ylabel="EOT ratio", ylim=(0, 1.05), xticks=range(len(means)))
@@ -240,7 +259,10 @@ def effects(found: Mapping[str, Sequence[tuple[float, Sequence[int], int]]]) -> 
     for axis, name in zip(axes[0, 1:], anchored, strict=True):
         samples = found[name]
         length = len(samples[0][1])
-        bins = [sum(column) / len(samples) for column in zip(*(early(order, steps) for _, order, steps in samples), strict=True)]
+        bins = [
+            sum(column) / len(samples)
+            for column in zip(*(early(order, steps) for _, order, steps in samples), strict=True)
+        ]
         top, width = max(top, *bins), length / BINS
         for slot in {slot for _, order, _ in samples for slot, when in enumerate(order) if when < 0}:
             axis.axvline(slot + 0.5, color=ANCHOR, linewidth=1.6, zorder=0)
@@ -262,14 +284,13 @@ def samples(runs: Sequence[Run]) -> dict[str, list[tuple[float, list[int], int]]
 
 def samples_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, list[int], int]]]:
     """What `effects` takes, of saved runs of `unmask eval`, in the order of the paper's table."""
-    from unmask.decoding.methods import METHODS
-    from unmask.evaluation.report import examples
-
     place = {name: i for i, name in enumerate(METHODS)}
     found: dict[str, list[tuple[float, list[int], int]]] = {}
     for record in sorted(records, key=lambda record: place.get(record["method"], len(place))):
         if record["method"] in found:
-            raise UserError(f"these runs hold {record['method']} twice, with different recipes: name the .json files to use")
+            raise UserError(
+                f"these runs hold {record['method']} twice, with different recipes: name the .json files to use"
+            )
         found[record["method"]] = [(e["eot_ratio"], e["order"], e["nfe"]) for e in examples(record["file"])]
     return found
 
@@ -278,11 +299,12 @@ def samples_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, list[t
 
 
 def setting(record: Mapping[str, Any], name: str) -> Any:
-    """A setting as the run's recipe has it: kappa of AnchorModulation(kappa=14, ...), text of SuffixAnchor(...)."""
-    import ast
-
-    found = re.search(rf"\b{name}=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^,)]+)", record["recipe"]["strategy"])
-    return ast.literal_eval(found[1]) if found else None
+    """A setting of a run, kappa or text, as its record has it."""
+    if "settings" not in record:
+        raise UserError(
+            f"{record.get('file', 'this run')} is of an older unmask: the same `unmask eval` command again completes it"
+        )
+    return record["settings"].get(name)
 
 
 def _point(record: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -292,7 +314,9 @@ def _point(record: Mapping[str, Any]) -> tuple[float, float, float]:
     return accuracy, max(0.0, accuracy - low), max(0.0, high - accuracy)
 
 
-def _curve(axis: Axes, index: int, points: Sequence[tuple[Any, Mapping[str, Any]]], label: str = "", **style: Any) -> None:
+def _curve(
+    axis: Axes, index: int, points: Sequence[tuple[Any, Mapping[str, Any]]], label: str = "", **style: Any
+) -> None:
     points = sorted(points, key=lambda point: point[0])
     y = [_point(record) for _, record in points]
     colour, marker = LINES[index % len(LINES)]
@@ -330,7 +354,9 @@ def sensitivity(records: Sequence[Mapping[str, Any]]) -> Figure:
     if not tuned:
         raise UserError("no run here has a modulation; `unmask figure sensitivity` without runs makes them")
     # The centre differs from every other setting in one name only.
-    centre = max((v for v, _ in tuned), key=lambda v: sum(sum(a != b for a, b in zip(v, w, strict=True)) <= 1 for w, _ in tuned))
+    centre = max(
+        (v for v, _ in tuned), key=lambda v: sum(sum(a != b for a, b in zip(v, w, strict=True)) <= 1 for w, _ in tuned)
+    )
     figure, axes = pyplot.subplots(1, 3, figsize=(6.8, 1.9), sharey=True, layout="constrained")
     for i, (name, axis) in enumerate(zip(names, axes, strict=True)):
         points = [(v[i], r) for v, r in tuned if all(v[k] == centre[k] for k in range(3) if k != i)]
@@ -356,22 +382,57 @@ def heat_map(points: Sequence[Mapping[str, Any]], title: str) -> Figure:
     size = (panels * (0.42 * columns + 0.5) + 0.6, 0.42 * rows + 1)
     figure, axes = pyplot.subplots(1, panels, figsize=size, squeeze=False, sharey=True, layout="constrained")
     for axis, gamma in zip(axes[0], values["gamma"], strict=True):
-        axis.set(xticks=range(columns), yticks=range(rows), xlim=(-0.5, columns - 0.5), ylim=(-0.5, rows - 0.5), xlabel="beta")
-        axis.set(xticklabels=[f"{b:g}" for b in values["beta"]], yticklabels=[f"{k:g}" for k in values["kappa"]], title=f"gamma {gamma:g}")
+        axis.set(
+            xticks=range(columns),
+            yticks=range(rows),
+            xlim=(-0.5, columns - 0.5),
+            ylim=(-0.5, rows - 0.5),
+            xlabel="beta",
+        )
+        axis.set(
+            xticklabels=[f"{b:g}" for b in values["beta"]],
+            yticklabels=[f"{k:g}" for k in values["kappa"]],
+            title=f"gamma {gamma:g}",
+        )
         axis.set_aspect("equal")
         for point in (p for p in points if p["gamma"] == gamma):
-            x, y, shade = values["beta"].index(point["beta"]), values["kappa"].index(point["kappa"]), norm(100 * point["accuracy"])
+            x, y, shade = (
+                values["beta"].index(point["beta"]),
+                values["kappa"].index(point["kappa"]),
+                norm(100 * point["accuracy"]),
+            )
             hatch = "////" if point["rows"] < most else None
-            axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colours(shade), edgecolor="#FFFFFF60", linewidth=0, hatch=hatch))
+            axis.add_patch(
+                Rectangle(
+                    (x - 0.5, y - 0.5), 1, 1, facecolor=colours(shade), edgecolor="#FFFFFF60", linewidth=0, hatch=hatch
+                )
+            )
             ink = "white" if shade < 0.5 else "black"
             axis.text(x, y, f"{100 * point['accuracy']:.0f}", ha="center", va="center", fontsize=6, color=ink)
             if point["chosen"] or point["default"]:
                 style = "-" if point["chosen"] else "--"
-                frame = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor=NEW, linewidth=1.8, linestyle=style, zorder=3)
+                frame = Rectangle(
+                    (x - 0.46, y - 0.46),
+                    0.92,
+                    0.92,
+                    fill=False,
+                    edgecolor=NEW,
+                    linewidth=1.8,
+                    linestyle=style,
+                    zorder=3,
+                )
                 axis.add_patch(frame)
     axes[0][0].set_ylabel("kappa")
     figure.suptitle(f"{title}: accuracy, % (frame: chosen, dashed: default, hatched: dropped early)", fontsize=7)
     return figure
+
+
+def write_heat_map(record: Mapping[str, Any], path: Path) -> bool:
+    """The heat map of what `unmask tune` found; False where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        return False
+    write(heat_map(record["table"], f"{record['task']}, {record['model']}"), path)
+    return True
 
 
 def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:
@@ -385,15 +446,28 @@ def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:
     ats, texts = [at for _, at, _ in found], list(dict.fromkeys(text for text, _, _ in found))
     usual, first = max(ats, key=ats.count), max(texts, key=[text for text, _, _ in found].count)
     rows = [text for text in texts if any(t == text and at == usual for t, at, _ in found)]
-    figure, axes = pyplot.subplots(1, 3, figsize=(6.8, 0.9 + 0.26 * max(5, len(rows))), layout="constrained", width_ratios=[3, 3, 4])
+    figure, axes = pyplot.subplots(
+        1, 3, figsize=(6.8, 0.9 + 0.26 * max(5, len(rows))), layout="constrained", width_ratios=[3, 3, 4]
+    )
     for i, name in enumerate(methods):
         mine = {text: record for text, at, record in found if at == usual and record["method"] == name}
         y = [rows.index(text) + 0.18 * (i - (len(methods) - 1) / 2) for text in mine]
         (colour, marker), values = LINES[i % len(LINES)], [_point(record) for record in mine.values()]
         axes[0].errorbar([a for a, _, _ in values], y, xerr=[[b for _, b, _ in values], [c for _, _, c in values]], linestyle="none",
                          color=colour, marker=marker, capsize=2, elinewidth=0.7, label=name)  # fmt: skip
-        axes[1].plot([record["summary"]["eot_ratio"] for record in mine.values()], y, linestyle="none", color=colour, marker=marker)
-        _curve(axes[2], i, [(-at, record) for text, at, record in found if text == first and record["method"] == name], name)
+        axes[1].plot(
+            [record["summary"]["eot_ratio"] for record in mine.values()],
+            y,
+            linestyle="none",
+            color=colour,
+            marker=marker,
+        )
+        _curve(
+            axes[2],
+            i,
+            [(-at, record) for text, at, record in found if text == first and record["method"] == name],
+            name,
+        )
     for axis, label in ((axes[0], "accuracy, %"), (axes[1], "EOT ratio")):
         axis.set(xlabel=label, yticks=range(len(rows)), ylim=(len(rows) - 0.5, -0.5))
         axis.set_yticklabels([f"“{text}”" for text in rows] if axis is axes[0] else [], parse_math=False)
@@ -404,44 +478,3 @@ def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:
     axes[2].grid(alpha=0.25, linewidth=0.5)
     axes[2].legend(frameon=False)
     return figure
-
-
-# ---------------------------------------------------------------- runs made afresh
-
-TEXTS = ("The answer is", "Therefore, the answer is", "Answer:", ",", ".", "is")  # the paper's anchors
-PLACES = (-20, -30, -40, -50, -60)  # of 256 slots
-VARIED = {"kappa": (6, 8, 10, 12, 14, 16), "beta": (1.0, 1.1, 1.2, 1.3, 1.4, 1.5), "gamma": (0.4, 0.55, 0.7, 0.85, 1.0, 1.15)}
-
-
-def grid(kind: str, task: Any, length: int) -> list[tuple[str, Any, int | None]]:
-    """The runs a figure is made of, as the paper varies them: method, strategy, steps (None: the method's own)."""
-    from unmask.decoding.methods import METHODS
-    from unmask.evaluation.evaluate import adapted
-    from unmask.paper.experiments import LONGEST, proportional
-
-    ours, alone, plain = (adapted(task, METHODS[name], {})[0] for name in ("sacm", "suffix-anchor", "top-probability"))
-    if kind == "effects":
-        return [("top-probability", plain, None), ("suffix-anchor", alone, None), ("sacm", ours, None)]
-    if kind == "parallelism":
-        kinds = {**{name: METHODS[name] for name in ("uniform", "top-probability", "top-margin")}, "sacm": ours}
-        kinds |= {f"semi-ar-{block}": METHODS["semi-ar"].with_(block=block) for block in (8, 16, 32, 64) if block < length}
-        return [(name, strategy, length // n) for name, strategy in kinds.items() for n in (8, 4, 2, 1)]
-    if kind == "sensitivity":
-        return [("sacm", ours.with_(**{name: value}), None) for name, values in VARIED.items() for value in values]
-    texts = [(name, rule.with_(text=text), None) for name, rule in (("suffix-anchor", alone), ("sacm", ours)) for text in TEXTS]
-    places = [-proportional(-at, min(length, LONGEST), LONGEST) for at in PLACES]  # or the reasoning has no room before them
-    return texts + [(name, rule.with_(at=at), None) for name, rule in (("suffix-anchor", alone), ("sacm", ours)) for at in places]
-
-
-def afresh(kind: str, model: Any, task: Any, data: Any, shots: Any, options: Any, out: str, report: Any) -> list[dict[str, Any]]:
-    """Evaluate what the figure needs into a folder, where it resumes, and return the records of these runs alone."""
-    from dataclasses import replace
-
-    from unmask.evaluation.evaluate import evaluate
-    from unmask.evaluation.report import records
-
-    files: dict[str, None] = {}
-    for name, strategy, steps in grid(kind, task, options.length or task.length):
-        summary = evaluate(model, task, {name: strategy}, data, shots, replace(options, steps=steps or options.steps), out, report)
-        files |= dict.fromkeys(summary["methods"][name].get("files", [summary["methods"][name]["file"]]))  # one a seed
-    return records(list(files))

@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 
 from unmask.errors import UserError
+from unmask.files import write_text
 from unmask.views.trace import Run, packed
 
 # In JSON these characters can stand only inside strings, where \u escapes mean the same; unescaped, "</script>" or
@@ -36,11 +37,7 @@ def page(runs: Sequence[Run], title: str = "unmask replay") -> str:
 
 
 def write(path: str | Path, runs: Sequence[Run], title: str = "unmask replay") -> None:
-    text = page(runs, title)
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    write_text(path, page(runs, title))
 
 
 def _hashed(text: str) -> str:

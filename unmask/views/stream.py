@@ -1,18 +1,16 @@
-"""Small watchers to hand to a decode. A watcher is called with (step, score, chosen) after every forward that decodes."""
+"""Text as it settles, for a terminal: a watcher, called with (step, score, chosen) after every forward that decodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TextIO
 
 import torch
 from torch import Tensor
 
-from unmask.decoding.reading import Prediction
 from unmask.decoding.step import Step
 from unmask.generation import cut
-from unmask.models import Model
+from unmask.models.model import Model
 
 
 class Stream:
@@ -44,41 +42,3 @@ class Stream:
         self.out.write(text[len(self.written) :])
         self.out.flush()
         self.written = text
-
-
-class NearTies:
-    """Counts decisions that rounding could turn: a score within `tolerance` of one passed over or of where the selection
-    rule draws its line, and tokens whose two best candidates are that close. On a real model a batch differs from its
-    rows alone only there."""
-
-    needs = frozenset({"margin"})
-
-    def __init__(self, tolerance: float = 1e-4):
-        self.tolerance = tolerance
-        self.counts: Tensor | None = None  # (B,)
-
-    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
-        passed = score.masked_fill(~(step.eligible & ~chosen), -torch.inf).amax(1)
-        lowest = score.masked_fill(~chosen, torch.inf).amin(1)
-        near = (lowest - passed <= self.tolerance).long() + (chosen & (step.seen.margin <= self.tolerance)).sum(1)
-        for shift in (self.tolerance, -self.tolerance):  # all surer, or all less sure: does a threshold then choose others?
-            moved = replace(step, seen=_shifted(step.seen, shift))
-            other = step.strategy.select(moved, score + shift)
-            near = near + ((other != chosen) | (_revised(moved, score, chosen) != _revised(step, score, chosen))).any(1)
-        self.counts = near if self.counts is None else self.counts + near
-
-
-def _shifted(seen: Prediction, by: float) -> Prediction:
-    """Every number a rule may draw a line through, moved: up where more means surer, down where it means less sure."""
-    up = {name: getattr(seen, name) + by for name in ("p", "current", "gap") if getattr(seen, name) is not None}
-    down = {name: getattr(seen, name) - by for name in ("entropy", "divergence") if getattr(seen, name) is not None}
-    return replace(seen, **up, **down)
-
-
-def _revised(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
-    """(B, L) what stands there after the step's revising rules, those that ask for forwards of their own or resize left out."""
-    canvas = step.canvas.fill(chosen, step.seen.token, score, step.forward).remember(step.after.memory)
-    for revise in step.strategy.revise:
-        if not step.looks and not hasattr(revise, "longest"):
-            canvas = revise(step, canvas)
-    return canvas.response

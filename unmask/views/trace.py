@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from unmask import __version__
+from unmask.decoding.algorithm import Strategy
 from unmask.errors import UserError
+from unmask.evaluation.evaluate import decoding_for, picture
+from unmask.files import write_bytes
+from unmask.generation import Decoding, Prompt, generations
+from unmask.models.model import Model
+from unmask.tasks import Rows, Task
 
 FORMAT, VERSION = "unmask-trace", 1
+LONGEST = 1_000_000  # tokens of a response: a file that says more is damaged
 SCALE = 10_000  # confidences are kept as integers in units of 1 / SCALE
 
 
@@ -76,14 +83,16 @@ class _Decode:
             for t, (forward, window, ms, _) in enumerate(self.steps):
                 # What is reopened before the first iteration was never closed for whoever reads the trace.
                 again = [i for i, yes in enumerate(reopened[t][row]) if yes] if reopened and t else []
-                if after:  # a revising rule may have written, replaced or reopened anything: what it left is what counts
-                    window, left, mask = slice(0, self.canvas.length), after[t][row], vocab.mask_id
-                    replaced = [i for i, n in enumerate(left) if n != mask and state[i] not in (n, mask)]
+                if (
+                    after
+                ):  # rules that revise may have written, replaced and reopened anything: what stands there then counts
+                    window, left = slice(0, self.canvas.length), after[t][row]
+                    replaced = {i for i, n in enumerate(left) if vocab.mask_id not in (n, state[i]) and n != state[i]}
                     again = sorted({*again, *late, *replaced})
-                    late = [i for i, n in enumerate(left) if n == mask and state[i] != mask and i not in again]
-                    chosen[t][row] = [n != mask for n in left]
-                    guesses = [mask if n < 0 else n for n in asked[t][row]]
-                    tokens[t][row] = [n if n != mask else guess for n, guess in zip(left, guesses, strict=True)]
+                    seen = zip(left, asked[t][row], strict=True)
+                    tokens[t][row] = [old if n == vocab.mask_id and old >= 0 else n for n, old in seen]
+                    chosen[t][row] = [n != vocab.mask_id for n in left]
+                    late = [i for i, n in enumerate(left) if n == vocab.mask_id and state[i] != n and i not in again]
                 for i in again:
                     state[i] = vocab.mask_id
                 slots = [i for i in range(window.start, window.stop) if state[i] == vocab.mask_id]
@@ -197,37 +206,54 @@ class Moment:
 
 
 def record(
-    model: Any, prompts: Sequence[str], name: str, strategy: Any = None, *, top: bool = True, **options: Any
+    model: Model,
+    prompts: Sequence[Prompt],
+    methods: Mapping[str, Strategy],
+    decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
+    *,
+    images: Sequence[Any] | None = None,
+    top: bool = True,
 ) -> list[Run]:
-    """Decode prompts with a method and keep how it went; the options are those of `generate`."""
-    from unmask.generation import generate
+    """Decode prompts with each method and keep how it went."""
+    runs = []
+    for name, strategy in methods.items():
+        trace = Trace(top)
+        made = generations(model, prompts, strategy, decoding, images=images, watch=[trace])
+        asked = [prompt for prompt in prompts for _ in range(decoding.samples)]
+        runs += trace.runs(
+            model, [{"method": name, "prompt": p, "text": g.text} for p, g in zip(asked, made, strict=True)]
+        )
+    return runs
 
-    trace = Trace(top)
-    watch = [*options.pop("watch", ()), trace]
-    made = generate(model, list(prompts), name if strategy is None else strategy, watch=watch, **options)
-    asked = [prompt for prompt in prompts for _ in range(options.get("samples", 1))]
-    abouts = [{"method": name, "prompt": p, "text": g.text} for p, g in zip(asked, made, strict=True)]
-    return trace.runs(model, abouts)
+
+def record_rows(
+    model: Model,
+    task: Task,
+    rows: Rows,
+    methods: Mapping[str, Strategy],
+    decoding: Decoding = Decoding(),  # noqa: B008
+) -> list[Run]:
+    """The same for rows of a task, with their gold and, unless grading runs code, the grade."""
+    prompts = [task.render(row, rows.few_shot) for row in rows.rows]
+    images = [picture(task, row, rows.data.root) for row in rows.rows] if task.image else None
+    runs = record(model, prompts, methods, decoding_for(model, task, decoding), images=images)
+    graded = []
+    for run, row in zip(runs, [row for _ in methods for row in rows.rows], strict=True):
+        correct = None if task.executes else bool(task.grade(run.text, row).correct)
+        graded.append(replace(run, gold=str(row.get(task.gold)), correct=correct))
+    return graded
 
 
 def packed(runs: Sequence[Run]) -> dict[str, Any]:
     """The object of a trace file; what says nothing (empty, None) is left out."""
-    from unmask import __version__
-
     small = [{name: value for name, value in vars(run).items() if value not in (None, "", [], {})} for run in runs]
     return {"format": FORMAT, "version": VERSION, "made_by": f"unmask {__version__}", "runs": small}
 
 
 def save(path: str | Path, runs: Sequence[Run]) -> None:
     """Write a trace file: JSON, gzipped when the name ends in .gz. An older file is replaced at once or not at all."""
-    path = Path(path)
     data = json.dumps(packed(runs), ensure_ascii=False, separators=(",", ":")).encode()
-    beside = path.with_name(path.name + ".part")
-    try:
-        beside.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        os.replace(beside, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def load(path: str | Path) -> list[Run]:
@@ -237,14 +263,26 @@ def load(path: str | Path) -> list[Run]:
         whole = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or 'the file is damaged'}") from error
-    except (EOFError, ValueError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
+    except (EOFError, ValueError, RecursionError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise UserError(f"{path} is not a trace file, or it is damaged") from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise UserError(f"{path} is not a trace file; `unmask trace ... -o run.json.gz` makes one")
-    if whole.get("version", 0) > VERSION:
-        raise UserError(f"{path} is of format version {whole['version']}, this unmask reads {VERSION}: upgrade unmask")
+    version = whole.get("version")
+    if type(version) is not int:
+        raise UserError(f"{path} is damaged: it names no version")
+    if version > VERSION:
+        raise UserError(f"{path} is of format version {version}, this unmask reads {VERSION}: upgrade unmask")
     known = {f.name for f in fields(Run)}
     try:
-        return [Run(**{name: value for name, value in run.items() if name in known}) for run in whole["runs"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: a run lacks {error}") from error
+        runs = [Run(**{name: value for name, value in run.items() if name in known}) for run in whole["runs"]]
+        for run in runs:
+            if type(run.length) is not int or not 0 < run.length <= LONGEST:
+                raise UserError(f"{path} is damaged: a response of {run.length!r:.20} tokens")
+            run.final()  # every slot is in range and every list as long as it should be, or this fails
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} is damaged: its runs do not hold together ({type(error).__name__}: {error})"
+        ) from error
+    return runs

@@ -60,7 +60,3 @@ class Uniform:
         score = torch.zeros_like(step.seen.p)
         score[active] = step.draws.uniform(active, step.canvas.length).float()
         return score
-
-
-
-

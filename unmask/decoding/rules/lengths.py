@@ -152,7 +152,7 @@ class Expand(Resize):
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         live, e = step.eligible.any(1), ending(step, self.w).tolist()
         sizing = (canvas.memory["sizing"] & live).tolist()
-        canvas = canvas.clear((canvas.when == step.forward) & canvas.memory["sizing"][:, None])  # not yet
+        canvas = canvas.clear((canvas.when == step.turn[:, None]) & canvas.memory["sizing"][:, None])  # not yet
         rows, most = _rows(canvas), int(canvas.memory["most"][0])
         grows = [sizing[r] and e[r] < self.enough and len(row) < most for r, row in enumerate(rows)]
         ready = self.ready(sizing, grows)
@@ -175,7 +175,7 @@ class Expand(Resize):
         for r, row in enumerate(rows):
             behind[r, len(row) - ends[r] : len(row)] = True
         end = torch.full_like(canvas.response, canvas.vocab.pad_id)
-        return canvas.fill(behind, end, torch.ones_like(canvas.settled), step.forward)
+        return canvas.fill(behind, end, torch.ones_like(canvas.settled), step.turn)
 
     def extra(self, n: int, steps: int) -> int:
         return 2 * self.longest(n) + self.by

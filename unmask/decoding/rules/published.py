@@ -134,12 +134,16 @@ class Unhurried(EarlyAnswer):
     def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
         full = not bool(canvas.masked[:, step.window].any())
         left = step.steps - 1 - step.index - len(step.looks)
-        return (canvas, canvas.real) if full and left > 0 and not bool(self.clear(self.forwards(step)[-1], canvas)) else None
+        return (
+            (canvas, canvas.real)
+            if full and left > 0 and not bool(self.clear(self.forwards(step)[-1], canvas))
+            else None
+        )
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         last = self.forwards(step)[-1]
         now = canvas.masked & self.clear(last, canvas)
-        return canvas.fill(now, last.seen.token, last.seen.p, last.forward)
+        return canvas.fill(now, last.seen.token, last.seen.p, last.turn)
 
     def extra(self, n: int, steps: int) -> int:
         return steps
@@ -154,7 +158,7 @@ class FillEOTTogether(FillEOT):
             return canvas
         written = ((canvas.response == canvas.vocab.pad_id) & step.inside).any(1, keepdim=True)
         where = canvas.masked & written
-        return canvas.fill(where, torch.full_like(canvas.response, canvas.vocab.pad_id), step.seen.p, step.forward)
+        return canvas.fill(where, torch.full_like(canvas.response, canvas.vocab.pad_id), step.seen.p, step.turn)
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,9 @@ class Unrolled(Reviser):
     tokens: int = 8
 
     def memory(self, canvas: Canvas) -> dict[str, Tensor]:
-        return {"unrolled": torch.zeros(canvas.rows, dtype=torch.long, device=canvas.ids.device)}  # forwards left of a round
+        return {
+            "unrolled": torch.zeros(canvas.rows, dtype=torch.long, device=canvas.ids.device)
+        }  # forwards left of a round
 
     def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
         left = step.canvas.memory["unrolled"]
@@ -277,7 +283,7 @@ class PadBlocks(PadEOT):
             return canvas
         end = first((canvas.response == canvas.vocab.pad_id) & ~canvas.fixed)
         pad = torch.full_like(canvas.response, canvas.vocab.pad_id if self.pad is None else self.pad)
-        return canvas.fill((slots(canvas) >= end) & ~canvas.fixed, pad, step.seen.p, step.forward)
+        return canvas.fill((slots(canvas) >= end) & ~canvas.fixed, pad, step.seen.p, step.turn)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class EarlyAnswer(Reviser):
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         now = self.clear(step, step.canvas) & step.eligible.any(1, keepdim=True) & canvas.masked
-        return canvas.fill(now, step.seen.token, step.seen.p, step.forward)
+        return canvas.fill(now, step.seen.token, step.seen.p, step.turn)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FillEOT(Reviser):
         ended = written.any(1, keepdim=True) & ~(canvas.masked & here).any(1, keepdim=True)
         behind = slots(canvas) >= canvas.length - first(here.flip(1))  # after the last slot in view
         where = canvas.masked & behind & ended & step.eligible.any(1, keepdim=True)
-        return canvas.fill(where, torch.full_like(canvas.response, end), step.seen.p, step.forward)
+        return canvas.fill(where, torch.full_like(canvas.response, end), step.seen.p, step.turn)
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class PadEOT(Reviser):
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         end, at = canvas.vocab.pad_id, slots(canvas)
-        now = first((canvas.when == step.forward) & (canvas.response == end))
+        now = first((canvas.when == step.turn[:, None]) & (canvas.response == end))
         before = first((step.canvas.response == end) & ~canvas.fixed)  # an end written earlier stays
         where = (at > now) & (at < before) & ~canvas.fixed
         pad = canvas.vocab.pad_id if self.pad is None else self.pad
-        return canvas.fill(where, torch.full_like(canvas.response, pad), step.seen.p, step.forward)
+        return canvas.fill(where, torch.full_like(canvas.response, pad), step.seen.p, step.turn)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Verify(Reviser):
         return {"decoded": torch.zeros(canvas.rows, dtype=torch.long, device=canvas.ids.device)}  # by the last step
 
     def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
-        return {"decoded": (canvas.when == step.forward).sum(1)}
+        return {"decoded": (canvas.when == step.turn[:, None]).sum(1)}
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         now, last = canvas.memory["decoded"], step.canvas.memory["decoded"]
@@ -259,14 +259,14 @@ class Replace(Reviser):
     def replaced(self, step: Step, canvas: Canvas) -> Tensor:  # (B, L) bool
         verified = step.looks[0]
         wrong = self.doubted(step) & (verified.token != step.canvas.response) & (verified.p >= self.sure)
-        decodes = (canvas.when == step.forward).sum(1)
+        decodes = (canvas.when == step.turn[:, None]).sum(1)
         return lowest(wrong, verified.current, decodes.clamp(max=self.k))
 
     def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
         if not step.looks and self.due(step) and bool((where := self.doubted(step)).any()):
             return step.canvas.clear(where), where
         if len(step.looks) == 1 and self.joint and bool((where := self.replaced(step, canvas)).any()):
-            changed = step.canvas.fill(where, step.looks[0].token, step.looks[0].p, step.forward)
+            changed = step.canvas.fill(where, step.looks[0].token, step.looks[0].p, step.turn)
             return changed, step.eligible & where.any(1, keepdim=True)
         return None
 
@@ -275,12 +275,12 @@ class Replace(Reviser):
             return canvas
         where, verified = self.replaced(step, canvas), step.looks[0]
         if len(step.looks) == 1:
-            return canvas.fill(where, verified.token, verified.p, step.forward)
-        changed = step.canvas.fill(where, verified.token, verified.p, step.forward)
+            return canvas.fill(where, verified.token, verified.p, step.turn)
+        changed = step.canvas.fill(where, verified.token, verified.p, step.turn)
         again = replace(step, canvas=changed, seen=step.seen.where(where.any(1, keepdim=True), step.looks[1]))
         base, score = step.strategy.score(again)
         chosen = step.strategy.select(replace(again, base=base), score)
-        return changed.fill(chosen, again.seen.token, score, step.forward).remember(canvas.memory)
+        return changed.fill(chosen, again.seen.token, score, step.turn).remember(canvas.memory)
 
     def extra(self, n: int, steps: int) -> int:
         return steps * (1 + self.joint)

@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/ by the commands that stand beside them in the README: python docs/screenshots.py [NAME ...]
+"""Makes the pictures in docs/ by the commands that stand beside them in the README: python scripts/screenshots.py [NAME ...]
 
 Needs the bundled model, matplotlib, Playwright and chromium (UNMASK_CHROMIUM says where, if it is not in the PATH).
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unmask.paper.demo import SHOWN
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parent.parent / "docs"
 TASK, ROW = SHOWN[0], str(SHOWN[1])
 METHODS = ("top-probability", "suffix-anchor", "sacm")
 FIGURES = {
@@ -47,7 +47,19 @@ def pages(names: list[str]) -> None:
     chromium = os.environ.get("UNMASK_CHROMIUM") or shutil.which("chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         replay = Path(folder) / "replay.html"
-        unmask("trace", "--task", TASK, "--split", "tuning", "--rows", ROW, "--methods", ",".join(METHODS), "-o", str(replay))
+        unmask(
+            "trace",
+            "--task",
+            TASK,
+            "--split",
+            "tuning",
+            "--rows",
+            ROW,
+            "--methods",
+            ",".join(METHODS),
+            "-o",
+            str(replay),
+        )
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         for name in names:
             width, height, scheme, share, point = PAGES[name]
@@ -69,7 +81,7 @@ def live() -> None:
     from rich.console import Console
 
     import unmask as package
-    from unmask.evaluation.evaluate import adapted
+    from unmask.evaluation.recipe import for_task
     from unmask.tasks import find
     from unmask.views.live import Column, View
 
@@ -78,7 +90,9 @@ def live() -> None:
     columns = []
     for name in METHODS:
         columns.append(column := Column(name, model))
-        made = package.generate(model, row["question"], adapted(task, package.METHODS[name], {})[0], length=task.length, watch=[column])
+        made = package.generate(
+            model, row["question"], for_task(task, [name])[name], length=task.length, watch=[column]
+        )
         column.finish(f"{made.forwards} forwards, EOT {made.eot_ratio:.2f}")
     console = Console(record=True, width=120, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(View(columns, whole=True))

@@ -1,4 +1,4 @@
-"""Why responses of the bundled model are wrong, from when each word was decoded: python docs/mistakes.py [METHOD [TASK ...]]
+"""Why responses of the bundled model are wrong, from when each word was decoded: python scripts/mistakes.py [METHOD [TASK ...]]
 
 For every wrong answer on 100 validation questions: the first word of the chain that is wrong, and whether what it follows
 from (an operation from its ordinal, a state from that and the result before it, a result from its state and operation)
@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 import unmask
-from unmask.generation import generations
+from unmask.generation import Decoding, generations
 from unmask.tasks import toy
 
 
@@ -31,7 +31,9 @@ def first_mistake(question: toy.Question, words: list[str], when: list[int]) -> 
         ):
             if words[slot : slot + 1] != [truth]:
                 early = any(when[ground] >= when[slot] for ground in grounds)
-                return name + (", decoded before what it follows from" if early else ", although what it follows from was there")
+                return name + (
+                    ", decoded before what it follows from" if early else ", although what it follows from was there"
+                )
         state = result
     further = any(ordinal in words for ordinal in toy.ORDINALS[len(question.operations) :])
     return "a made-up further step" if further else "none: the answer is not where the chain ends"
@@ -41,7 +43,9 @@ def main(method: str = "sacm", *tasks: str) -> None:
     model: Any = unmask.load("tiny")
     for task in tasks or toy.WORLDS:
         asked = toy.questions(task, "validation", 100)
-        made = generations(model, [q.prompt for q in asked], unmask.METHODS[method], length=model.length, batch=50)
+        made = generations(
+            model, [q.prompt for q in asked], unmask.METHODS[method], Decoding(length=model.length, batch=50)
+        )
         found = Counter(
             first_mistake(question, [model.tokenizer.decode([token]).strip() for token in g.tokens], g.order)
             for question, g in zip(asked, made, strict=True) if not toy.right(question, g.text)

@@ -36,7 +36,9 @@ def test_tables_worked_by_hand() -> None:
     assert cups.moves["middles"] == {"A": "A", "B": "C", "C": "B", "D": "D"}
     compass = WORLDS["compass"]
     assert compass.follow("north", ["left", "flip", "back", "roll"]) == ["west", "west", "east", "west"]
-    assert compass.follow("north", ["flip", "right"]) == ["south", "west"] and compass.follow("east", ["flip"]) == ["east"]
+    assert compass.follow("north", ["flip", "right"]) == ["south", "west"] and compass.follow("east", ["flip"]) == [
+        "east"
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,7 +119,9 @@ def test_nobody_knows_at_the_start_where_the_chain_will_stand() -> None:
     for at in (lambda text: text.index("First"), lambda text: text[0]):
         found = [at(text) for text in told]
         assert len(set(found)) > 10 and max(found.count(x) for x in set(found)) < 0.2 * len(found)
-    assert len({words(intro)[0] for intro in toy.INTROS if intro}) == len(toy.INTROS) - 1  # the first word tells the rest
+    assert (
+        len({words(intro)[0] for intro in toy.INTROS if intro}) == len(toy.INTROS) - 1
+    )  # the first word tells the rest
 
 
 @pytest.mark.parametrize(

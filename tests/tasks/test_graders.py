@@ -1,12 +1,15 @@
 """Graders on answers written by hand: what each rule takes, what it leaves, and that silence is never right."""
 
+import importlib.metadata
+import re
+import sys
+
 import pytest
 
 from unmask.errors import UserError
-from unmask.evaluation.significance import mcnemar, paired, spread, wilson
 from unmask.tasks import find, tasks
 from unmask.tasks.extract import boxes, clean, numbers, peel, stated_number
-from unmask.tasks.math import equal
+from unmask.tasks.math500 import equal
 
 EOT = "<|endoftext|>"
 ROWS = {
@@ -58,7 +61,9 @@ def test_gsm8k_takes(text, extracted, rule):
     assert grade("gsm8k", text) == (True, extracted, rule)
 
 
-@pytest.mark.parametrize("text", ["The answer is 13", "The answer is -12", "The answer is 1.2", "The answer is twelve", "120"])
+@pytest.mark.parametrize(
+    "text", ["The answer is 13", "The answer is -12", "The answer is 1.2", "The answer is twelve", "120"]
+)
 def test_gsm8k_leaves(text):
     assert not grade("gsm8k", text).correct
 
@@ -67,7 +72,9 @@ def test_gsm8k_parity_modes_are_as_lm_eval_has_them():
     assert grade("gsm8k", "The answer is 12.", "flexible-extract").correct
     assert grade("gsm8k", "The answer is $12.00.", "flexible-extract") == (False, "12.00", "flexible-extract")
     assert grade("gsm8k", "The answer is 12", "strict-match").extracted == "1"  # it eats the last character
-    with pytest.raises(UserError, match="gsm8k has no grading mode 'x'; it has: default, flexible-extract, strict-match"):
+    with pytest.raises(
+        UserError, match="gsm8k has no grading mode 'x'; it has: default, flexible-extract, strict-match"
+    ):
         grade("gsm8k", "", "x")
 
 
@@ -91,6 +98,33 @@ def test_math_verify_decides_the_rest_and_the_log_says_so():
     assert equal("2x+1", "1+2x") == "math-verify"
     assert grade("math500", r"The answer is $\frac{6}{8}$.").rule == "anchor, number"
     assert grade("math500", "The answer is $2x + 1$", answer="1 + 2x").rule == "anchor, math-verify"
+
+
+def test_math_without_math_verify_says_so(monkeypatch):
+    """A score without it would be silently lower."""
+    version = importlib.metadata.version
+
+    def absent(name):
+        if name == "math-verify":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    assert (
+        re.fullmatch(r"math-verify [\d.]+, sympy [\d.]+", find("math500").grader_version)
+        and find("gsm8k").grader_version == ""
+    )
+    monkeypatch.setattr("importlib.metadata.version", absent)
+    with pytest.raises(UserError, match=r'^grading math500 needs math-verify: pip install "unmask\[eval\]"$'):
+        find("math500").grader()
+    with pytest.raises(UserError, match="needs math-verify"):
+        _ = find("math500").grader_version
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(UserError, match="grading math500 needs math-verify"):
+        find("math500").grade("The answer is $2x + 1$", {"answer": "1 + 2x"})
+    assert (
+        find("math500").grade("The answer is $0.5$", {"answer": r"\frac12"}).correct
+    )  # what needs no help needs no package
+    assert find("gsm8k").grader() is not None
 
 
 @pytest.mark.parametrize(
@@ -175,8 +209,33 @@ def test_mathvista_numbers_and_lists():
     assert not grade("mathvista", "The answer is 12", **free, answer_type="integer", answer="13").correct
 
 
+@pytest.mark.parametrize(
+    ("text", "extracted"),
+    [
+        ("The answer is two.", "2"), ("The answer is: **Twenty** bars", "20"), ("Two", "2"), ("The answer is minus three.", "-3"),
+        (r"The answer is \boxed{two}.", "2"), ("The answer is two, of the 7 shown.", "2"), ("The answer is 7, not two.", "7"),
+        ("The answer is two. No: the answer is 3.", "3"), ("The answer is twenty-one.", ""), ("The answer is twenty one.", ""),
+        ("The answer is two hundred.", ""), ("The answer is one of the 3.", "3"), ("The answer is often.", ""), ("The answer is two or three.", ""),
+        ("Two people stand there", ""), ("We count one, two and 4", "4"),
+    ],
+)  # fmt: skip
+def test_mathvista_integers_in_words(text, extracted):
+    free = {"question_type": "free_form", "choices": None, "answer": "2"}
+    found = grade("mathvista", text, **free, answer_type="integer")
+    assert (found.extracted, found.correct) == (extracted, extracted == "2")
+    assert grade("mathvista", text, "official", **free, answer_type="integer").extracted in (
+        "",
+        "7",
+        "3",
+        "4",
+    )  # as published
+    assert not grade("mathvista", "The answer is two.", **free, answer_type="float", precision=1).correct
+
+
 def test_mathvista_official_turns_silence_into_hits_and_strict_does_not():
-    assert grade("mathvista", "", "official", answer="a cat").correct  # the nearest choice to nothing: the first of the shortest
+    assert grade(
+        "mathvista", "", "official", answer="a cat"
+    ).correct  # the nearest choice to nothing: the first of the shortest
     assert not grade("mathvista", "", "strict", answer="a cat").correct
 
 
@@ -208,8 +267,22 @@ def test_toy_answers():
 
 def test_shared_pieces():
     assert clean(f"a{EOT}{EOT}b</s>") == "a  b "
-    assert boxes(r"\boxed{\frac{1}{2}} and \boxed{a\}b} and \fbox{c} and \boxed{cut") == [r"\frac{1}{2}", r"a\}b", "c", "cut"]
-    assert [n for *_, n in numbers("1,234.5 and -3, 10-5, $-4, -$6 and 3/4, .5")] == ["1234.5", "-3", "10", "5", "-4", "-6", "3/4", ".5"]
+    assert boxes(r"\boxed{\frac{1}{2}} and \boxed{a\}b} and \fbox{c} and \boxed{cut") == [
+        r"\frac{1}{2}",
+        r"a\}b",
+        "c",
+        "cut",
+    ]
+    assert [n for *_, n in numbers("1,234.5 and -3, 10-5, $-4, -$6 and 3/4, .5")] == [
+        "1234.5",
+        "-3",
+        "10",
+        "5",
+        "-4",
+        "-6",
+        "3/4",
+        ".5",
+    ]
     assert [n for *_, n in numbers(r"\frac{1}{2}")] == ["1/2"]
     assert stated_number("none here") is None
     assert peel('"**Yes.**"') == "Yes" and peel("U.S.") == "U.S."
@@ -225,19 +298,3 @@ def test_every_task_of_the_paper_has_its_settings():
         task = tasks()[name]
         assert (task.length, list(task.settings.values())) == (length, settings)
         assert task.anchor == ("return" if task.executes else "The answer is")
-
-
-def test_wilson_mcnemar_and_the_paired_bootstrap():
-    assert wilson(50, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
-    assert wilson(0, 10) == pytest.approx((0, 0.27753), abs=1e-5) and wilson(10, 10)[1] == 1 and wilson(0, 0) == (0, 1)
-    assert mcnemar(0, 0) == 1 and mcnemar(1, 9) == pytest.approx(2 * 11 / 1024) and mcnemar(5, 5) == 1
-    assert mcnemar(400, 600) < 1e-9
-    a, b = [True] * 60 + [False] * 40, [True] * 40 + [False] * 60
-    test = paired(a, b)
-    assert (test.difference, test.only_a, test.only_b) == (0.2, 20, 0)
-    assert 0.11 < test.interval[0] < 0.2 < test.interval[1] < 0.29
-    assert paired(a, b) == test  # seeded
-    assert paired([], []).p == 1
-    with pytest.raises(ValueError, match="the same rows"):
-        paired([True], [])
-    assert spread([1, 3]) == pytest.approx(2**0.5) and spread([1]) == 0

@@ -1,4 +1,4 @@
-"""GSM8K and MATH-500: word problems whose answer is a number or a formula."""
+"""MATH-500: competition problems whose answer is a formula."""
 
 from __future__ import annotations
 
@@ -6,73 +6,20 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from unmask.tasks import Grade, Task
+from unmask.errors import UserError
 from unmask.tasks.data import Row, Source
-from unmask.tasks.extract import as_fraction, boxes, clean, numbers, peel, stated_number, tails
-
-# ---------------------------------------------------------------- GSM8K
-
-
-def gsm8k_prompt(row: Row, shots: Sequence[Row] = ()) -> str:
-    return f"Q: {row['question']}\nA: Let's think step by step."
+from unmask.tasks.extract import as_fraction, boxes, clean, numbers, peel, tails
+from unmask.tasks.task import Grade, Task
 
 
-def gsm8k_gold(row: Row) -> str:
-    return str(row["answer"]).split("####")[-1].strip().replace(",", "")
-
-
-def grade_gsm8k(text: str, row: Row) -> Grade:
-    """The number after the last anchor (a box first, the right-hand side of "a = b"), else the last number; exact."""
-    found, rule = find_number(clean(text))
-    value, gold = as_fraction(found or ""), as_fraction(gsm8k_gold(row))
-    return Grade(value is not None and value == gold, found, rule)
-
-
-def find_number(text: str) -> tuple[str | None, str]:
-    for rule, tail in tails(text):
-        boxed = [n for box in boxes(tail)[:1] if (n := stated_number(box))]
-        if found := (boxed[0] if boxed else stated_number(tail)):
-            return found, rule
-    for box in reversed(boxes(text)):
-        if found := stated_number(box):
-            return found, "box"
-    found_all = numbers(text)
-    return (found_all[-1][2], "last-number") if found_all else (None, "none")
-
-
-def flexible_extract(text: str, row: Row) -> Grade:
-    """lm-eval's gsm8k `flexible-extract`, as it is: the last run of digits, dots, commas and dollars."""
-    matches = re.findall(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", text)
-    found = next((group for group in matches[-1] if group), "").strip() if matches else None
-    return lm_eval_match(found, row, "flexible-extract")
-
-
-def strict_match(text: str, row: Row) -> Grade:
-    """lm-eval's gsm8k_cot_zeroshot `strict-match`, as it is: it eats the last character of "The answer is 18"."""
-    match = re.search(r"The answer is (\-?[0-9\.\,]+).", text)
-    return lm_eval_match(match[1].strip() if match else None, row, "strict-match")
-
-
-def lm_eval_match(found: str | None, row: Row, rule: str) -> Grade:
-    if found is None:
-        return Grade(False, None, "none")
-    gold = str(row["answer"])
-    for ignored in (",", r"\$", "(?s).*#### ", r"\.$"):
-        found, gold = re.sub(ignored, "", found), re.sub(ignored, "", gold)
-    return Grade(found.lower() == gold.lower(), found, rule)
-
-
-# ---------------------------------------------------------------- MATH-500
-
-
-def math_prompt(row: Row, shots: Sequence[Row] = ()) -> str:
+def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
     return (
         f"Q: {row['problem']}\nA: Let's think step by step. End your solution with a final line in the exact format "
         '"The answer is <final answer>" and do not write anything after that final answer line.'
     )
 
 
-def grade_math(text: str, row: Row) -> Grade:
+def grade(text: str, row: Row) -> Grade:
     found, rule = find_formula(clean(text))
     if found is None:
         return Grade(False, None, "none")
@@ -223,14 +170,14 @@ def same_list(a: str, b: str) -> bool:
 
 
 def verified(a: str, b: str) -> bool:
-    """math-verify on the two extracted formulas, where it is installed (`unmask[eval]`)."""
+    """What math-verify says of the two extracted formulas."""
     subscripts = [sorted(re.findall(r"_\{?\w+\}?", s)) for s in (a, b)]
     if subscripts[0] != subscripts[1] or max(len(a), len(b)) > 200:  # it takes 52_8 for 52
         return False
     try:
         import math_verify
     except ImportError:
-        return False
+        raise UserError('grading math500 needs math-verify: pip install "unmask[eval]"') from None
     import logging
     import threading
 
@@ -244,60 +191,36 @@ def verified(a: str, b: str) -> bool:
         return False
 
 
-def math_row(raw: Row, name: str) -> Row:
+def adapt(raw: Row, name: str) -> Row:
     """MATH's other files have no `answer`: it is the box of the solution."""
     if "answer" in raw:
         return raw
     return {**raw, "answer": boxes(raw["solution"])[-1], "subject": raw.get("type", raw.get("subject"))}
 
 
-GSM8K = "cc7b047b6e5bb11b4f1af84efc572db110a51b3c"
-GSM8K_URL = "https://github.com/openai/grade-school-math/tree/master/grade_school_math/data"
-TASKS = (
-    Task(
-        name="gsm8k",
-        rows=Source(
-            "openai/gsm8k",
-            GSM8K,
-            (("main/test-*.parquet",), ("test.jsonl",), ("test-*.parquet",)),
-            ("question", "answer"),
-            GSM8K_URL,
-        ),
-        tuning=Source(
-            "openai/gsm8k",
-            GSM8K,
-            (("main/train-*.parquet",), ("train.jsonl",), ("train-*.parquet",)),
-            ("question", "answer"),
-            GSM8K_URL,
-        ),
-        prompt=gsm8k_prompt,
-        grade=grade_gsm8k,
-        modes={"flexible-extract": flexible_extract, "strict-match": strict_match},
-        length=256,
+TASK = Task(
+    name="math500",
+    rows=Source(
+        "HuggingFaceH4/MATH-500",
+        "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+        (("test.jsonl",),),
+        ("problem", "answer"),
+        adapt=adapt,
     ),
-    Task(
-        name="math500",
-        rows=Source(
-            "HuggingFaceH4/MATH-500",
-            "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-            (("test.jsonl",),),
-            ("problem", "answer"),
-            adapt=math_row,
-        ),
-        tuning=Source(
-            "",
-            "",
-            (("train.jsonl",), ("MATH_test_5000.jsonl",), ("MATH_*.jsonl",)),
-            ("problem", "answer"),
-            "the MATH data set",
-            adapt=math_row,
-        ),
-        prompt=math_prompt,
-        grade=grade_math,
-        length=256,
-        kappa=12.0,
-        beta=1.5,
-        key="unique_id",
-        group="level",
+    tuning=Source(
+        "",
+        "",
+        (("train.jsonl",), ("MATH_test_5000.jsonl",), ("MATH_*.jsonl",)),
+        ("problem", "answer"),
+        "the MATH data set",
+        adapt=adapt,
     ),
+    prompt=prompt,
+    grade=grade,
+    length=256,
+    kappa=12.0,
+    beta=1.5,
+    key="unique_id",
+    group="level",
+    packages=("math-verify", "sympy"),
 )

@@ -49,7 +49,13 @@ def test_mathvista_prompts():
         "<image>\nWhich?\n\nChoices:\n(A) cat\n(B) dog\n\nHint: First perform reasoning, then provide the correct option letter, "
         "e.g., A, B, C, or D, at the end in the format: The answer is <final answer>."
     )
-    free = {"question": "How many?", "question_type": "free_form", "choices": None, "answer_type": "integer", "precision": None}
+    free = {
+        "question": "How many?",
+        "question_type": "free_form",
+        "choices": None,
+        "answer_type": "integer",
+        "precision": None,
+    }
     assert render("mathvista", free) == (
         "<image>\nHow many?\n\nHint: First perform reasoning, then provide the final integer value, e.g., 1, 2, 3, "
         "at the end in the format: The answer is <final answer>."
@@ -134,7 +140,9 @@ def test_other_layouts_become_the_tasks_rows(tmp_path):
                                                               "answer_type": "integer", "answer": 3, "image": "images/7.jpg"}}))  # fmt: skip
     (row,) = find("mathvista").rows.load("mathvista", tmp_path / "testmini.json").rows
     assert row["answer"] == "3" and find("mathvista").identify(row, 0) == "7"
-    (tmp_path / "MATH_test_5000.jsonl").write_text(lines([{"problem": "P", "solution": r"so \boxed{5}", "type": "Algebra"}]))
+    (tmp_path / "MATH_test_5000.jsonl").write_text(
+        lines([{"problem": "P", "solution": r"so \boxed{5}", "type": "Algebra"}])
+    )
     (tmp_path / "test.jsonl").write_text(lines([{"problem": "Other", "answer": "1"}]))
     (row,) = find("math500").tuning_rows(tmp_path).rows
     assert row["answer"] == "5"
@@ -163,9 +171,49 @@ def test_tuning_rows_never_overlap_the_test_rows(tmp_path):
         find("humaneval").tuning_rows(tmp_path)
 
 
+def test_load_gives_rows_and_shots(tmp_path):
+    rows = [{"task_id": i, "text": f"T{i}", "code": "x", "test_list": ["assert 1"]} for i in range(1, 975)]
+    (tmp_path / "mbpp.jsonl").write_text(lines(rows))
+    task = find("mbpp")
+    loaded = task.load(data=tmp_path, limit=2)
+    assert [row["task_id"] for row in loaded.rows] == [11, 12] and [row["task_id"] for row in loaded.few_shot] == [
+        2,
+        3,
+        4,
+    ]
+    assert loaded.data.sha256 == task.rows.load("mbpp", tmp_path).sha256  # of the whole file: a limit is not other data
+    assert [row["task_id"] for row in task.load("tuning", tmp_path, 1).rows] == [601]
+    assert len(task.load("test", tmp_path).rows) == 500 and loaded.skipped == ()
+    cups = find("cups").load("tuning", limit=3)
+    assert cups.rows == find("cups").tuning_rows().rows[:3] and cups.shots is None and cups.few_shot == ()
+
+
+def test_load_says_no_in_one_line(tmp_path):
+    (tmp_path / "mbpp.jsonl").write_text(
+        lines([{"task_id": i, "text": "T", "code": "x", "test_list": []} for i in (2, 11)]) + "{oops\n"
+    )
+    (skipped,) = (
+        find("mbpp").load("test", tmp_path, skip_bad=True).skipped
+    )  # named once, though shots are in this file too
+    assert "mbpp.jsonl:3: not JSON" in skipped
+    with pytest.raises(UserError, match=r"mbpp.jsonl:3: not JSON"):
+        find("mbpp").load("test", tmp_path)
+    with pytest.raises(UserError, match="the split is test or tuning, not 'train'"):
+        find("cups").load("train")
+    with pytest.raises(UserError, match="--limit is at least 1, not 0"):
+        find("cups").load(limit=0)
+
+
 def test_bad_rows_name_their_file_and_line(tmp_path):
     file = tmp_path / "test.jsonl"
-    file.write_text(json.dumps(GSM[0]) + "\n{oops\n" + json.dumps({"question": "no answer"}) + "\n[1]\n\n" + json.dumps(GSM[1]) + "\n")
+    file.write_text(
+        json.dumps(GSM[0])
+        + "\n{oops\n"
+        + json.dumps({"question": "no answer"})
+        + "\n[1]\n\n"
+        + json.dumps(GSM[1])
+        + "\n"
+    )
     task = find("gsm8k")
     with pytest.raises(UserError, match=r"test.jsonl:2: not JSON .*--bad-rows skip"):
         task.rows.load("gsm8k", file)
@@ -186,7 +234,9 @@ def test_bad_files(tmp_path, content, message):
 
 
 def test_missing_data_says_which_file_and_where(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"has none of .*test.jsonl.*get .* from https://github.com/openai/grade.*--data FILE_OR_FOLDER"):
+    with pytest.raises(
+        UserError, match=r"has none of .*test.jsonl.*get .* from https://github.com/openai/grade.*--data FILE_OR_FOLDER"
+    ):
         find("gsm8k").rows.load("gsm8k", tmp_path)
     with pytest.raises(UserError, match="no file or folder"):
         find("gsm8k").rows.load("gsm8k", tmp_path / "nowhere")
@@ -197,7 +247,11 @@ def test_missing_data_says_which_file_and_where(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(UserError) as caught:
         find("gsm8k").rows.load("gsm8k")
-    assert "\n" not in str(caught.value) and "--data FILE_OR_FOLDER" in str(caught.value) and "test.jsonl" in str(caught.value)
+    assert (
+        "\n" not in str(caught.value)
+        and "--data FILE_OR_FOLDER" in str(caught.value)
+        and "test.jsonl" in str(caught.value)
+    )
     with pytest.raises(UserError, match="makes its own rows"):
         find("cups").rows.load("cups", tmp_path)
 
@@ -206,13 +260,21 @@ def test_names():
     assert find("MMLU-Pro") is not None and find("math-500").name == "math500" and find("HumanEval").name == "humaneval"
     with pytest.raises(UserError, match=r"no task 'gsm9k'; did you mean 'gsm8k'\?"):
         find("gsm9k")
-    assert list(tasks())[:8] == ["gsm8k", "math500", "strategyqa", "mmlu_pro", "mathvista", "chartqa", "humaneval", "mbpp"]
+    assert list(tasks())[:8] == [
+        "gsm8k",
+        "math500",
+        "strategyqa",
+        "mmlu_pro",
+        "mathvista",
+        "chartqa",
+        "humaneval",
+        "mbpp",
+    ]
 
 
 def test_made_rows_are_the_same_every_time():
     made = Made(lambda: [{"a": 1}])
     assert made.load("x") == made.load("x")
-
 
 
 def test_few_shots_as_turns():
@@ -228,7 +290,9 @@ def test_few_shots_as_turns():
     assert last["content"] == "Question:\nWhich?\nOptions:\nA. red\nB. green\nAnswer: Let's think step by step."
     shot = {"text": "Sub.", "test_list": ["assert x"], "code": "def sub(): pass"}
     turns = replace(find("mbpp"), layout="turns").ask({"text": "Add.", "test_list": ["assert a"]}, [shot])
-    assert [m["role"] for m in turns] == ["user", "assistant", "user"] and turns[1]["content"] == "def sub(): pass\n[DONE]"
+    assert [m["role"] for m in turns] == ["user", "assistant", "user"] and turns[1][
+        "content"
+    ] == "def sub(): pass\n[DONE]"
     assert replace(find("gsm8k"), layout="turns").ask({"question": "Q?"}) == "Q: Q?\nA: Let's think step by step."
     with pytest.raises(UserError, match="flat or turns, not 'rows'"):
         replace(task, layout="rows").ask(row)

@@ -1,0 +1,191 @@
+"""Commands that decode prompts: demo, generate, compare, methods, frequencies."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from unmask.cli.options import (
+    DECODING,
+    IMAGE,
+    LIVE,
+    METHODS,
+    MODEL,
+    PROMPTS,
+    SETTINGS,
+    asked,
+    command,
+    decoding,
+    images,
+    load,
+    names,
+    option,
+    prompts,
+    settings,
+)  # fmt: skip
+from unmask.errors import UserError
+from unmask.files import write_text
+from unmask.progress import track
+
+PROMPT = option("prompt", nargs="?", metavar="PROMPT", help='the prompt; "-" reads it from standard input')
+
+
+@command(
+    "demo", "one question decoded by three methods, a table over a few dozen, and a replay, on the bundled model",
+    """
+  unmask demo""",
+    option("--questions", type=int, default=12, metavar="N", help="validation questions per task (default: 12)"),
+    option("-o", "--out", default="replay.html", metavar="FILE", help="where the replay goes (default: replay.html)"),
+    MODEL,
+)  # fmt: skip
+def demo(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from unmask.paper.demo import demo as show
+
+    show(load(args), Console(), args.questions, Path(args.out))
+
+
+@command(
+    "generate", "decode prompts with one method",
+    """
+  unmask generate "Tom has 3 apples ..."
+  unmask generate "What is 12 * 7?" --model GSAI-ML/LLaDA-8B-Instruct --method sacm --length 256 --steps 128
+  unmask generate --prompts questions.jsonl --json > answers.jsonl      rows: {"prompt": ...} or {"messages": [...]}
+  unmask generate "What is the tallest bar?" --image chart.png --model jacklishufan/lavida-llada-v1.0-instruct
+  unmask generate "Write a letter" --infill "Dear [MASK*4], [MASK*40] Yours, Ada" --method top-probability
+  unmask generate "..." --method sacm --set kappa=12 --set text=Answer: --set at=-30""",
+    PROMPT,
+    PROMPTS,
+    option("--method", default="sacm", metavar="NAME", help="see `unmask methods` (default: sacm)"),
+    SETTINGS,
+    DECODING,
+    option("--samples", type=int, default=1, metavar="N", help="samples per prompt, with seeds seed, seed + 1, ... (default: 1)"),
+    option("--infill", metavar="TEXT", help="the response, with [MASK*n] where n tokens are to be filled in"),
+    IMAGE,
+    option("--stream", action="store_true", help="print the text as its beginning settles (one prompt)"),
+    LIVE,
+    option("--json", action="store_true", help="one JSON record per line: text, tokens, order, forwards, tie rate, EOT ratio"),
+    MODEL,
+)  # fmt: skip
+def generate(args: argparse.Namespace) -> None:
+    from unmask.decoding.methods import strategies
+    from unmask.generation import generations
+    from unmask.views.live import Screen
+    from unmask.views.stream import Stream
+
+    rows = prompts(args.prompt, args.prompts)
+    strategy = strategies([args.method], settings(args))[args.method]
+    how, pictures = decoding(args), images(args, rows)
+    total = len(rows) * how.samples
+    live = watched(args, total)
+    model = load(args)
+    stream = Stream(model, sys.stdout, how.stop) if args.stream and total == 1 and not args.json else None
+    screen = Screen([args.method], model) if live else None
+    watch: list[Any] = [stream] if stream else screen.columns if screen else []
+    made = generations(model, [asked(row) for row in rows], strategy, how, images=pictures, watch=watch)
+    if screen:
+        with screen:
+            made = iter(list(made))
+    for i, generation in enumerate(track(made, total, "decoding")):
+        if args.json:
+            row = rows[i // how.samples]
+            about = {"prompt": asked(row), "model": args.model, "method": repr(strategy)}
+            print(json.dumps({**about, **asdict(generation), "input": row}, ensure_ascii=False), flush=True)
+        elif stream:
+            stream.end(generation.text)
+        else:
+            print(generation.text, flush=True)
+
+
+def watched(args: argparse.Namespace, total: int) -> bool:
+    """Is the decode to be shown as it goes?"""
+    if args.live and (total > 1 or args.json or getattr(args, "stream", False)):
+        raise UserError("--live shows one prompt being decoded, without --json, --stream or --samples")
+    return args.live
+
+
+@command(
+    "compare", "decode one prompt with several methods, one below the other",
+    """
+  unmask compare "Tom has 3 apples ..."
+  unmask compare "..." --methods top-probability,suffix-anchor,sacm --model GSAI-ML/LLaDA-8B-Instruct""",
+    PROMPT,
+    PROMPTS,
+    METHODS,
+    SETTINGS,
+    DECODING,
+    IMAGE,
+    LIVE,
+    option("--json", action="store_true", help="one JSON record per method"),
+    MODEL,
+)  # fmt: skip
+def compare(args: argparse.Namespace) -> None:
+    from unmask.decoding.methods import strategies
+    from unmask.generation import generations
+    from unmask.views.live import Screen
+
+    (row, *more) = prompts(args.prompt, args.prompts)
+    if more:
+        raise UserError("compare takes one prompt; `unmask generate --prompts` takes many")
+    found, how, live = strategies(names(args.methods), settings(args)), decoding(args), watched(args, 1)
+    pictures, model = images(args, [row]), load(args)
+    made: dict[str, Any] = {}
+    with Screen(list(found), model) if live else nullcontext() as screen:
+        for i, (name, strategy) in enumerate(found.items()):
+            watch = [screen.columns[i]] if screen else []
+            (made[name],) = generations(
+                model, [asked(row)], strategy, replace(how, samples=1), images=pictures, watch=watch
+            )
+            if screen:
+                screen.columns[i].finish(f"{made[name].forwards} forwards, EOT {made[name].eot_ratio:.2f}")
+    for name, generation in made.items():
+        if args.json:
+            print(json.dumps({**row, "method": name, **asdict(generation)}, ensure_ascii=False), flush=True)
+        else:
+            figures = f"{generation.forwards} forwards, EOT {generation.eot_ratio:.2f}, ties {generation.tie_rate:.2f}"
+            print(f"{name}  ({figures})\n{indent(generation.text.strip() or '(empty)', '  ')}\n", flush=True)
+
+
+@command(
+    "methods", "the decoding methods and what each is made of",
+    """
+  unmask methods
+  unmask methods --json""",
+    option("--json", action="store_true", help="a JSON object that maps names to recipes"),
+)  # fmt: skip
+def methods(args: argparse.Namespace) -> None:
+    from unmask.decoding.methods import METHODS as rows
+    from unmask.decoding.settings import recipe
+
+    if args.json:
+        print(json.dumps({name: repr(strategy) for name, strategy in rows.items()}, indent=1))
+        return
+    width = max(map(len, rows))
+    for name, strategy in rows.items():
+        print(f"{name:{width}}  {recipe(strategy)}")
+
+
+@command(
+    "frequencies", "count the token frequencies of a corpus, for UNCODE",
+    """
+  unmask frequencies corpus.txt --model GSAI-ML/LLaDA-8B-Instruct -o llada.json
+  unmask generate "..." --method uncode --frequencies llada.json""",
+    option("corpus", nargs="+", metavar="CORPUS", help='text files, or JSONL files whose rows have a "text"'),
+    option("-o", "--out", metavar="FILE", help="where to write the table (default: standard output)"),
+    MODEL,
+)  # fmt: skip
+def frequencies(args: argparse.Namespace) -> None:
+    from unmask.models.frequencies import count, lines
+
+    table = json.dumps(count(lines(args.corpus), load(args).tokens))
+    if args.out:
+        write_text(args.out, table + "\n")
+    else:
+        print(table)

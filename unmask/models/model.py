@@ -1,0 +1,165 @@
+"""A Model is what the rest of the package sees: text to ids and back, the special ids, and a denoiser opened on a canvas."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unmask.decoding.canvas import Canvas, Vocab
+from unmask.decoding.reading import Denoiser
+from unmask.errors import UserError
+from unmask.models.denoisers import Opens, chain
+
+Messages = Sequence[dict[str, str]]
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    module: Any = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    vocab: Vocab
+    shift: bool = False  # of a wrapped module; ours know their own
+    path: Path | None = field(default=None, repr=False)  # the checkpoint's directory, where it has one
+    adapter: Path | None = field(default=None, repr=False)  # the directory of the LoRA on it
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def context(self) -> int | None:
+        """The longest prompt plus response it was made for."""
+        config = getattr(self.module, "config", None)
+        return getattr(config, "max_position_embeddings", None)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return getattr(getattr(self.module, "config", None), "vocab_size", None) or len(self.tokenizer)
+
+    @property
+    def length(self) -> int:
+        """The response length to use when none is given."""
+        return getattr(getattr(self.module, "config", None), "response_length", 256)
+
+    def encode(
+        self, prompt: str | Messages, system: str | None = None, raw: bool = False, images: Sequence[Any] = ()
+    ) -> list[int]:
+        """A prompt, or the messages of a conversation, as ids that end where the response begins; bos comes once."""
+        if images:
+            raise UserError(
+                f"{self.name} cannot see pictures; LaViDa can: --model jacklishufan/lavida-llada-v1.0-instruct"
+            )
+        text = self.render(prompt, system, raw)
+        return self.tokens(text) if self.chats and not raw else list(self.tokenizer(text)["input_ids"])
+
+    @property
+    def chats(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def render(self, prompt: str | Messages, system: str | None = None, raw: bool = False) -> str:
+        """The text the model is given: the conversation in its chat template, or the prompt itself."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        for message in messages:
+            if not isinstance(message, dict) or not all(
+                isinstance(message.get(key), str) for key in ("role", "content")
+            ):
+                raise UserError(f'a message is {{"role": "user", "content": "text"}}; this is {message!r:.80}')
+            if message["role"] not in ROLES:
+                raise UserError(f"a role is {', '.join(ROLES)}, not {message['role']!r:.40}")
+            whole_text(message["content"])
+        if not messages or not messages[-1]["content"].strip():
+            raise UserError("the prompt is empty")
+        if raw or not self.chats:
+            if not isinstance(prompt, str) or system:
+                why = "raw text has" if raw else f"{self.name} has"
+                raise UserError(f"{why} no chat template: give plain text, without messages or a system prompt")
+            return prompt
+        if system:
+            messages = [{"role": "system", "content": whole_text(system)}, *messages]
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program: whatever it does, the model's files are at fault
+            why = f"{type(error).__name__}: {error}"
+            raise UserError(f"the chat template of {self.name} fails ({why:.120}); mend it, or pass --raw") from error
+
+    def tokens(self, text: str) -> list[int]:
+        """The ids of a piece of text alone: nothing added before or behind it."""
+        return list(self.tokenizer(whole_text(text), add_special_tokens=False)["input_ids"])
+
+    def text(self, ids: Sequence[int] | Tensor) -> str:
+        """Text without end-of-text and mask tokens; what stands behind an end-of-text token is kept."""
+        drop = {self.vocab.mask_id, *self.vocab.eot_ids}
+        kept = [i for i in (ids.tolist() if isinstance(ids, Tensor) else ids) if i not in drop]
+        return self.tokenizer.decode(kept, skip_special_tokens=True)
+
+    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Opens:
+        """What predicts. `images`: the pictures of every row that has some, one row after the other, as Pillow images."""
+        return chain(self.module, cfg=cfg, cache=cache, shift=self.shift)
+
+    def begin(self, canvas: Canvas, images: Sequence[Any] = ()) -> Denoiser:
+        return self.denoiser(images=images).begin(canvas)
+
+    @cached_property
+    def weights_hash(self) -> str:
+        """sha256 of the weight files, an adapter's and its scale among them, wherever they are; of a sample of every file beyond
+        256 MB, which is quick and still tells files apart."""
+        digest = hashlib.sha256()
+        files = sorted(self.path.glob("*.safetensors")) if self.path else []
+        files += sorted(self.adapter.glob("adapter_*")) if self.adapter else []  # weights and adapter_config.json
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"{file.name}:{size};".encode())
+            with file.open("rb") as f:
+                for start in [0] if size <= 2**28 else range(0, size, size // 64):
+                    f.seek(start)
+                    digest.update(f.read(size if size <= 2**28 else 2**20))
+        if not files:
+            for name, value in self.module.state_dict().items():
+                digest.update(
+                    name.encode() + value.detach().cpu().contiguous().flatten()[:4096].float().numpy().tobytes()
+                )
+        return digest.hexdigest()
+
+
+def whole_text(text: Any) -> str:
+    """Text that can be encoded: a string without half a character in it."""
+    if not isinstance(text, str):
+        raise UserError(f"text is a string, not {text!r:.60}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the text holds half a character (a lone surrogate at position {error.start}); it cannot be encoded"
+        ) from None
+    return text
+
+
+def newlines(tokenizer: Any) -> tuple[int, ...]:
+    """The token that ends a line, where the tokenizer has one."""
+    ids = tokenizer("\n", add_special_tokens=False)["input_ids"] if callable(tokenizer) else []
+    return tuple(ids) if len(ids) == 1 and ids[0] != getattr(tokenizer, "unk_token_id", None) else ()
+
+
+def wrap(
+    module: Any,
+    tokenizer: Any,
+    *,
+    mask_id: int,
+    eot_ids: Sequence[int] = (),
+    shift: bool = False,
+    frequency: Tensor | None = None,
+) -> Model:
+    """Any module whose forward(input_ids, attention_mask) gives `.logits`; `shift` when they are next-token aligned.
+    `frequency` (V,) is what UNCODE needs."""
+    vocab = Vocab(mask_id, tuple(eot_ids), frequency, newlines(tokenizer))
+    return Model(type(module).__name__, module.eval(), tokenizer, vocab, shift)
