@@ -37,7 +37,10 @@ def order(strategy: Strategy, *p: float, steps: int | None = None, start=None) -
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        (Stable(0.4, 0.01, history=1), [0, 1, 1, 2]),  # the first forward has nothing to compare with; then two are at rest
+        (
+            Stable(0.4, 0.01, history=1),
+            [0, 1, 1, 2],
+        ),  # the first forward has nothing to compare with; then two are at rest
         (Stable(0.4, 0.01, history=2), [0, 2, 1, 3]),  # forward 1 falls back to the quota, forward 2 finds one ready
         (Stable(0.4, 0.01, history=1, pick="max_conf"), [0, 2, 1, 3]),
         (Stable(0.99, 0.01, history=1), [0, 2, 1, 3]),  # nothing is ever sure enough
@@ -57,7 +60,10 @@ def test_a_slot_that_was_not_read_does_not_come_to_rest():
         def complete(self, seen):
             kept = getattr(self, "kept", None)
             if kept is not None:
-                names = {"token": torch.where(seen.read, seen.token, kept.token), "p": torch.where(seen.read, seen.p, kept.p)}
+                names = {
+                    "token": torch.where(seen.read, seen.token, kept.token),
+                    "p": torch.where(seen.read, seen.p, kept.p),
+                }
                 seen = replace(seen, **names)
             self.kept = seen
             return seen
@@ -85,7 +91,11 @@ def test_levels():
     assert levels(8, "dilated", 2, 2) == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert levels(5, "dilated", 1, 1) == ((0, 1, 2, 3, 4),)
     assert levels(7, "binary", 2, 1) == ((3,), (1, 5), (0, 2, 4, 6))
-    assert levels(8, "binary", 2, 1) == ((3,), (1, 5), (0, 2, 4, 6, 7))  # a last level smaller than the one before joins it
+    assert levels(8, "binary", 2, 1) == (
+        (3,),
+        (1, 5),
+        (0, 2, 4, 6, 7),
+    )  # a last level smaller than the one before joins it
     assert order(Strategy(select=Levels()), *[0.5] * 8) == [0, 2, 1, 2, 0, 2, 1, 2]
     assert order(Strategy(select=Levels(tau=0.4)), 0.3, *[0.5] * 7) == [2, 2, 1, 2, 0, 2, 1, 2]  # unsure: with the last
 
@@ -98,7 +108,12 @@ def test_spacing():
 
 def test_dynamic_threshold():
     assert order(Strategy(select=DynamicThreshold(0.9)), 0.95, 0.92, 0.5, 0.4, steps=4) == [0, 0, 1, 2]
-    assert order(Strategy(select=DynamicThreshold(0.9)), 0.95, 0.92, 0.5, 0.4, steps=1) == [0, 0, 0, 0]  # two are not enough
+    assert order(Strategy(select=DynamicThreshold(0.9)), 0.95, 0.92, 0.5, 0.4, steps=1) == [
+        0,
+        0,
+        0,
+        0,
+    ]  # two are not enough
 
 
 def test_entropy_threshold():
@@ -147,7 +162,9 @@ def test_prophet():
 
 
 def test_a_full_block_with_an_end_fills_the_rest():
-    done = decoded(Scripted({EOT: 0.9}, *[{5: 0.8}] * 5), canvas(6), Strategy(select=Threshold(0.5), revise=(FillEOT(),), block=2))
+    done = decoded(
+        Scripted({EOT: 0.9}, *[{5: 0.8}] * 5), canvas(6), Strategy(select=Threshold(0.5), revise=(FillEOT(),), block=2)
+    )
     assert (done.canvas.response.tolist(), int(done.forwards)) == ([[EOT, 5, EOT, EOT, EOT, EOT]], 1)
 
 
@@ -217,7 +234,11 @@ def test_sliding():
 
 
 def test_padding_behind_an_end():
-    done = decoded(Scripted({5: 0.9}, {EOT: 0.9}, {5: 0.9}, {5: 0.9}), canvas(4), Strategy(select=Threshold(0.5), revise=(PadEOT(3),)))
+    done = decoded(
+        Scripted({5: 0.9}, {EOT: 0.9}, {5: 0.9}, {5: 0.9}),
+        canvas(4),
+        Strategy(select=Threshold(0.5), revise=(PadEOT(3),)),
+    )
     assert done.canvas.response.tolist() == [[5, EOT, 3, 3]]
 
 
@@ -252,7 +273,10 @@ def test_rho_eos_grows_and_is_cut():
     assert done.canvas.length == 6
     cut = decoded(Scripted(*[{5: 0.9}] * 2, *[{EOT: 0.9}] * 4), canvas(6), grow.with_(most=12, low=0.1, high=0.2))
     assert cut.canvas.length < 6
-    assert Density(by=2).slots(torch.tensor(0.25)) == 2 * 4 and Density(by=2, curve="linear").slots(torch.tensor(0.25)) == 2 * 3
+    assert (
+        Density(by=2).slots(torch.tensor(0.25)) == 2 * 4
+        and Density(by=2, curve="linear").slots(torch.tensor(0.25)) == 2 * 3
+    )
 
 
 def test_everything_known_of_a_slot_moves_with_it():
@@ -299,6 +323,7 @@ def test_what_reading_keeps_is_forgotten_with_the_slot():
         (lambda: decoded(Hashed(), canvas(8), ZOO["daedal"].with_(most=4)), "less than the 8 it begins with"),
         (lambda: decoded(Hashed(), canvas(8), ZOO["daedal"].with_(block=4)), "goes with block=None only"),
         (lambda: decoded(Hashed(), canvas(8), ZOO["dsb"].with_(block=4)), "goes with block=None only"),
+        (lambda: decoded(Hashed(), canvas(8), ZOO["saber-dream"].with_(block=4)), "block=None only"),
         (lambda: ZOO["klass"].with_(tau=1.5), "tau is a probability"),
         (lambda: ZOO["klass"].with_(kl=0), "kl is above 0"),
         (lambda: ZOO["klass"].with_(history=1.5), "history is a whole number"),

@@ -19,7 +19,7 @@ from unmask.decoding.methods import method as named
 from unmask.decoding.step import Step
 from unmask.errors import UserError
 from unmask.generation import Generation, generate
-from unmask.models import Model
+from unmask.models.model import Model
 from unmask.tasks import Row, Task
 
 Extract = Callable[[str], Hashable | None]
@@ -151,4 +151,6 @@ def by_blocks(
 
 
 def _first(winner: Any, answers: Sequence[Any], texts: Sequence[str]) -> str:
-    return next((text for answer, text in zip(answers, texts, strict=True) if winner is not None and answer == winner), "")
+    return next(
+        (text for answer, text in zip(answers, texts, strict=True) if winner is not None and answer == winner), ""
+    )
