@@ -32,6 +32,7 @@ from unmask.decoding.rules.remasking import Remask  # fmt: skip
 from unmask.decoding.rules.schedules import Cosine, Curve, Due, Even, Fixed, LogitNormal, Shift, Timesteps  # fmt: skip
 from unmask.decoding.rules.selection import EntropyBound, Factor, Quota, Threshold  # fmt: skip
 from unmask.decoding.rules.tokens import Argmax, ForbidEOT
+from unmask.evaluation.votes import blocks, temporal
 from unmask.models.denoisers import chain
 from unmask.models.dream import DreamModel
 from unmask.models.images import views
@@ -296,6 +297,16 @@ def test_zoo(record: dict) -> None:
         assert ours_now == want, (number, kind)
     assert rows(done.canvas) == record["final_ids"]
     assert len(made) == record["num_forwards"]
+
+
+@pytest.mark.parametrize("case", VOTES, ids=[c["id"] for c in VOTES])
+def test_vote(case: dict) -> None:
+    if case["rule"] == "midtruth":
+        assert temporal(case["answers"], case["steps"], case["vote_method"], case["alpha"] or 0.0) == case["winner"]
+    else:
+        result, tied = blocks([tuple(pair) for pair in case["pairs"]], case["selecting_rule"])
+        assert [list(pair) for pair in result] == case["result"]
+        assert (result[0][0], tied) == (case["winner"], case["tied"])
 
 
 # ---------------------------------------------------------------- LaViDa: pictures, and its schedules

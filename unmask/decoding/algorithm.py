@@ -116,9 +116,8 @@ def decode(
             if not bool(eligible.any()):
                 break
             where = step.asked(needs) if needs & {"everywhere", "beyond"} else eligible
-            step = replace(
-                step, seen=(yield Ask(step.canvas, window, where, read, forward, score))
-            )  # x^0 of z = M_theta(x)
+            seen = yield Ask(step.canvas, window, where, read, forward, score)  # x^0 of z = M_theta(x)
+            step = replace(step, seen=seen)
             base, score = strategy.score(step)  # c_i = C(z, i), c~_i
             step = replace(step, base=base)
             if not bool(torch.isfinite(torch.where(eligible, score + step.seen.p, 0)).all()):
@@ -127,9 +126,7 @@ def decode(
             canvas = step.canvas.fill(chosen, step.seen.token, score, forwards)  # x_i <- x^0_i, i in U
             forward, forwards = forward + 1, forwards + eligible.any(1)
             if forward > most:
-                raise UserError(
-                    "the selection rule chooses too little: no end is in sight; it must choose a slot in time"
-                )
+                raise UserError("the selection rule chooses too little: no end is in sight; it must choose one in time")
             if remembering:
                 canvas = canvas.remember({k: v for rule in remembering for k, v in rule.remember(step, canvas).items()})
             for revise in strategy.revise:

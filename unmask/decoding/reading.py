@@ -38,7 +38,7 @@ class Ask:
     @property
     def apart(self) -> bool:
         """Settled slots are to be predicted as if each were masked (WINO): see denoisers.LeaveOneOut."""
-        return "apart" in self.read.needs
+        return "apart" in getattr(self.read, "needs", ())
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ A method is data, and so is what is known of it: `ABOUT` has an entry for every 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from unmask.decoding.algorithm import Strategy, SuffixAnchor
 from unmask.decoding.rules.confidence import NegativeEntropy
 from unmask.decoding.rules.focus import AdaBlock, Behind, Frontier, Onward, Sliding
@@ -47,3 +49,87 @@ ZOO: dict[str, Strategy] = {
     "eoser": Strategy(modifiers=(DampEOT(),)),
     "alg-temp": Strategy(modifiers=(Jitter(0.1),)),
 }
+
+
+@dataclass(frozen=True)
+class About:
+    """What `unmask methods` says of a row."""
+
+    family: str  # stable, revoke, window, length, small
+    words: str  # one line of plain words
+    source: str  # repository, file and commit it was read in; empty where only its paper's rule was used
+    needs: tuple[str, ...] = ()  # memory (of V numbers a masked slot), forwards (of its own), length (changes), an anchor, ...
+    pinned: str = ""  # the `decoder` of the recordings that hold it, in tests/golden/trajectories_zoo.json
+
+
+KLASS = "shkim0116/KLASS src/model/llada_klass.py @ad87ecbe9f"
+DINFER = "inclusionAI/dInfer @fce4e32804"
+DUS = "omerlux/DUS @abd7723fd0"
+SABER = "zhaoyMa/Saber @2f061e2e07"
+
+ABOUT: dict[str, About] = {
+    "klass": About(
+        "stable", "decodes what is sure and has stopped changing", KLASS, ("memory",), "klass.stable_confident_decode"
+    ),
+    "klass-dream": About(
+        "stable", "the same, one slot where none is ready", "shkim0116/KLASS @ad87ecbe9f", ("memory",), "klass.dream_sample"
+    ),
+    "credit": About("stable", "believes a token sooner that keeps coming up", DINFER, ("memory",), "dinfer.credit"),
+    "dinfer": About("stable", "a threshold, and the rest is end-of-text once a block holds it", DINFER, (), "dinfer.threshold"),
+    "dinfer-hierarchy": About(
+        "stable", "the best of every run of masks, so that runs are halved", DINFER, (), "dinfer.hierarchy"
+    ),
+    "local-leap": About(
+        "stable", "a lower threshold near what is sure", "lizhuo-luo/DAWN @ab428980e3", (), "dawn.generate(local_leap)"
+    ),
+    "prophet": About(
+        "stable", "decodes everything at once when the answer is clear", "pixeli99/Prophet @460afe41c7", ("an anchor",),
+        "prophet.generate",
+    ),
+    "dus": About("stable", "a fixed order of strides: half, quarter, ..., neighbours last", DUS, (), "dus.generate_scheduled"),
+    "dus-binary": About("stable", "a fixed order of midpoints", DUS, (), "dus.generate_scheduled"),
+    "eb-spaced": About("stable", "an entropy budget, neighbours kept apart", DUS, (), "dus.generate_eb_sampler_spaced"),
+    "threshold-spaced": About("stable", "a threshold, neighbours kept apart", DUS, (), "dus.generate_cb_sampler_spaced"),
+    "wino": About(
+        "revoke", "decodes boldly and takes back what the rest would not have said",
+        "Feng-Hong/WINO-DLLM LLaDA/decoding.py @9549a1d0c3", ("a model of unmask's, logits not shifted, no cache",),
+        "wino.decoding_wino",
+    ),
+    "rcr": About(
+        "revoke", "decodes everything, then opens the least sure again",
+        "autonomousvision/mdpo src/mdlm_generation_utils.py @e6ae43906d", (), "mdpo.diffusion_generate",
+    ),
+    "saber": About(
+        "revoke", "decodes what is surer than so far, opens what has lost most", SABER + " decoding.py", (),
+        "saber.generate_with_saber",
+    ),
+    "saber-dream": About(
+        "revoke", "the same by the probability of what stands there, ending made hard at first",
+        SABER + " Dream/generation_utils.py", (), "saber_dream.diffusion_generate",
+    ),
+    "core": About(
+        "revoke", "masks doubtful tokens, looks again, and replaces them", "UCF-CRCV/core @ad15d9150a", ("forwards",),
+        "core.generate",
+    ),
+    "adablock": About(
+        "window", "a block ends where a line ends", "lgxi24/AdaBlock-dLLM @491b20580a", ("a newline token",),
+        "adablock.generate_adablock",
+    ),
+    "dsb": About("window", "the first masks, a window that moves with every token", "lizhuo-luo/DSB @114c12182c", (), "dsb.generate_dsb"),
+    "dcd": About(
+        "window", "the same, and padding behind the first end-of-text", "shuyingte/DCD @ea6a4b78de", (),
+        "dcd.window_bidirectional_decode",
+    ),
+    "daedal": About(
+        "length", "finds its length first, and adds masks where it is least sure", "Li-Jinsong/DAEDAL @303c9e98c2",
+        ("length", "forwards"), "daedal.generate",
+    ),
+    "rho-eos": About(
+        "length", "grows or is cut by how sure its end is", "yjyddq/rho-EOS @9cb20c66f7", ("length", "forwards"),
+        "rho_eos.generate",
+    ),
+    "dynamic-threshold": About("small", "all above a threshold if they are enough, else the quota (SDAR, TraDo)", ""),
+    "entropy-threshold": About("small", "all below an entropy, and the lowest (dParallel)", ""),
+    "eoser": About("small", "end-of-text counts less, the less the earlier (EOSER)", ""),
+    "alg-temp": About("small", "slots drawn by their confidence instead of ranked (Dream's alg_temp)", ""),
+}  # fmt: skip

@@ -129,7 +129,7 @@ class Unhurried(EarlyAnswer):
     """Prophet as published: a block makes all its forwards, also those that can decode nothing, and may end in one of them."""
 
     def forwards(self, step: Step) -> list[Step]:
-        return [step, *(replace(step, seen=look, forward=step.forward + i + 1) for i, look in enumerate(step.looks))]
+        return [step, *(replace(step, seen=look, turn=step.turn + i + 1) for i, look in enumerate(step.looks))]
 
     def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
         full = not bool(canvas.masked[:, step.window].any())

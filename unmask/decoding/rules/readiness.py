@@ -263,7 +263,7 @@ class AboveMean:
 
     def remember(self, step: Step, canvas: Canvas) -> dict[str, Tensor]:
         before = step.canvas.memory["commits"]
-        new = canvas.when == step.forward
+        new = canvas.when == step.turn[:, None]
         return {"commits": torch.where(new & (before == 0) if self.first else new, canvas.settled, before)}
 
     def __call__(self, step: Step, score: Tensor) -> Tensor:

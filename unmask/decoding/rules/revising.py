@@ -70,8 +70,8 @@ class EarlyAnswer(Reviser):
         gap = (step.seen.gap * answer).sum(1, keepdim=True) / answer.sum(
             1, keepdim=True
         )  # NaN, so never, without a slot
-        done = (step.forward + 1) / step.budget
-        return gap >= (self.early if done < 0.33 else self.mid if done < 0.67 else self.late)
+        done = (step.turn[:, None] + 1) / step.budget
+        return gap >= torch.where(done < 0.33, self.early, torch.where(done < 0.67, self.mid, self.late))
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         now = self.clear(step, step.canvas) & step.eligible.any(1, keepdim=True) & canvas.masked
@@ -213,11 +213,11 @@ class Backtrack(Reviser):
         return {"last": torch.where(seen, step.seen.p, step.canvas.memory["last"])}
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
-        fresh, left = canvas.when == step.forward, (canvas.masked & step.inside).any(1)
+        fresh, left = canvas.when == step.turn[:, None], (canvas.masked & step.inside).any(1)
         a = fresh.sum(1)
         k = torch.minimum(torch.maximum(-(-a // 8), torch.full_like(a, self.n // 2)), a - 1) * left
         if self.by == "change":
-            worth = step.seen.p - (step.canvas.memory["last"] if step.forward else 0)
+            worth = step.seen.p - torch.where(step.turn[:, None] > 0, step.canvas.memory["last"], 0.0)
         else:
             worth = torch.where(fresh, step.seen.raw, step.seen.current)
         return canvas.clear(lowest(settled(step, canvas), worth, k))

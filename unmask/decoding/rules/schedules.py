@@ -35,7 +35,7 @@ class Across:
     """ceil(masks left / steps left) counted over the whole response, also where only some of it is in view (DSB)."""
 
     def __call__(self, step: Step) -> Tensor:
-        return -(-step.canvas.masked.sum(1) // max(1, step.budget - step.forward))
+        return -(-step.canvas.masked.sum(1) // (step.budget - step.turn).clamp(min=1))
 
     def bound(self, n: int, steps: int) -> int:
         return n

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from unmask.errors import UserError
 
 if TYPE_CHECKING:
-    from unmask.decoding.canvas import Vocab
+    from unmask.decoding.canvas import Canvas, Vocab
     from unmask.decoding.reading import Ask, Draws
 
 
@@ -112,6 +112,10 @@ class EndPenalty(Argmax):
     def __post_init__(self) -> None:
         if self.weight < 0 or not 0 < self.eps < 1:
             raise UserError("the end penalty needs weight >= 0 and eps between 0 and 1")
+
+    def check(self, strategy: Any, canvas: Canvas) -> None:
+        if strategy.block is not None:  # rows wait for each other at a block's end, and the penalty counts forwards
+            raise UserError("the end penalty goes with block=None only")
 
     def forbidden(self, vocab: Vocab) -> tuple[int, ...]:
         return (*self.forbid, *self.then.forbidden(vocab))
