@@ -78,7 +78,11 @@ class Source:
 
     def _advice(self) -> str:
         where = self.url or (f"https://huggingface.co/datasets/{self.repo}" if self.repo else "")
-        return f"get {self._names()}" + (f" from {where}" if where else "") + " and pass --data FILE_OR_FOLDER, or set UNMASK_DATA"
+        return (
+            f"get {self._names()}"
+            + (f" from {where}" if where else "")
+            + " and pass --data FILE_OR_FOLDER, or set UNMASK_DATA"
+        )
 
     @staticmethod
     def _match(root: Path, layouts: Sequence[Sequence[str]]) -> list[Path]:
