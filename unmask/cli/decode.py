@@ -166,26 +166,44 @@ def compare(args: argparse.Namespace) -> None:
 
 
 @command(
-    "methods", "the decoding methods and what each is made of",
+    "methods", "the decoding methods: what each does, its settings, where it comes from",
     """
-  unmask methods
+  unmask methods                       every method, by family, in plain words
+  unmask methods sacm                  one: its recipe, its settings and their defaults, its source
   unmask methods --json""",
-    option("--json", action="store_true", help="a JSON object that maps names to recipes"),
+    option("name", nargs="?", metavar="NAME", help="a method, for all that is known of it"),
+    option("--json", action="store_true", help="a JSON object: recipe, family, words, source, needs, recordings"),
 )  # fmt: skip
 def methods(args: argparse.Namespace) -> None:
+    from unmask.decoding.about import FAMILIES
+    from unmask.decoding.methods import ABOUT, method
     from unmask.decoding.methods import METHODS as rows
-    from unmask.decoding.settings import recipe
-    from unmask.plugins import entry_points
+    from unmask.decoding.settings import offered, recipe
 
+    if args.name:
+        method(args.name)  # a name that is none is refused, with a suggestion
+    wanted = [args.name] if args.name else list(rows)
     if args.json:
-        print(json.dumps({name: repr(strategy) for name, strategy in rows.items()}, indent=1))
+        print(json.dumps({name: {"recipe": repr(rows[name]), **asdict(ABOUT[name])} for name in wanted}, indent=1))
+        return
+    if args.name:
+        about = ABOUT[args.name]
+        print(f"{args.name}: {about.words}\n\n  {recipe(rows[args.name])}\n")
+        for name, value, low, high in offered(rows[args.name]):
+            limits = f"  from {low:g} to {high:g}" if low is not None else ""
+            print(f"  --set {name}={value!r}{limits}")
+        print(f"\nfamily:    {FAMILIES[about.family]}\nneeds:     {', '.join(about.needs) or 'nothing special'}")
+        print(f"source:    {about.source or 'the rule as its paper states it'}")
+        print(f"recording: {about.pinned or 'none; worked by hand in the tests'}")
         return
     width = max(map(len, rows))
-    for name, strategy in rows.items():
-        print(f"{name:{width}}  {recipe(strategy)}")
-    for point in entry_points("unmask.methods"):
-        if point.name not in rows:
-            print(f"{point.name:{width}}  {point.value}")
+    for family, title in FAMILIES.items():
+        print(f"{title}:")
+        for name in (name for name in rows if ABOUT[name].family == family):
+            extra = f" (needs {', '.join(ABOUT[name].needs)})" if ABOUT[name].needs else ""
+            print(f"  {name:{width}}  {ABOUT[name].words}{extra}")
+        print()
+    print("`unmask methods NAME` shows its recipe and settings.")
 
 
 @command(

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.decoding import settings
+from unmask.decoding.about import ABOUT as OURS
+from unmask.decoding.about import About
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.rules.anchors import Template
 from unmask.decoding.rules.confidence import TopMargin, Uniform
@@ -15,6 +17,7 @@ from unmask.decoding.rules.remasking import Remask
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import Quota, Threshold
 from unmask.decoding.variants import VARIANTS
+from unmask.decoding.zoo import ABOUT as THEIRS
 from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
 
@@ -33,6 +36,7 @@ PAPER: dict[str, Strategy] = {
     "sacm": Strategy(anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)),
 }
 METHODS: dict[str, Strategy] = {**PAPER, **VARIANTS, **ZOO}
+ABOUT: dict[str, About] = {**OURS, **THEIRS}  # of every row
 
 
 def method(name: str | Strategy) -> Strategy:

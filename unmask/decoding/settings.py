@@ -88,6 +88,14 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     return strategy
 
 
+def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
+    """The settings a user may change: name, value, and the limits of a number."""
+    found: dict[str, Any] = {f.name: getattr(rule, f.name) for rule in rules(strategy) for f in fields(rule)}
+    found |= {"block": strategy.block, "pace": strategy.pace}
+    kept = {name: value for name, value in found.items() if simple(value) or name == "block"}
+    return [(name.rstrip("_"), value, *LIMITS.get(name, (None, None))) for name, value in kept.items()]
+
+
 def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     """The strategy with those of the settings that it has, and their names: for several methods under one flag."""
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
