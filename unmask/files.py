@@ -63,6 +63,15 @@ def _named(path: str | Path) -> str:
     return "standard input" if str(path) == "-" else str(path)
 
 
+def make_folder(path: str | Path) -> Path:
+    """A folder to write in."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write in {path}: {error.strerror}") from None
+    return Path(path)
+
+
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Replace a file at once or not at all: written beside it, then put in its place."""
     path = Path(path)

@@ -138,7 +138,7 @@ OTHERS = {
     ("report", "none"): "there is no run none",
     ("diff", "none", "none"): "there is no run none",
     ("grade", "none.jsonl", "--task", "cups"): "none.jsonl",
-    ("grade", "deep.jsonl", "--task", "cups"): "deep.jsonl",
+    ("grade", "deep.jsonl", "--task", "cups"): "nested too deeply",
     ("reproduce", "mane"): "there is no experiment 'mane'; did you mean 'main'?",
     ("accept", "--count", "0", "--split", "tuning"): "--count is at least 1, not 0",
     ("train", "--out", "o", "--config", "tiny"): "give --data FILE.jsonl or --task NAMES",

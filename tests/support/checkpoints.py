@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from unmask.models.dream import DreamConfig, DreamModel
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
 
+logging.disable_progress_bar()  # what a command says on standard error is the tests' business
 TEXT = [
     "What is 12 * 7? Tom has 3 apples and buys 4 more. How many apples does he have?",
     "The answer is 84. Therefore, the answer is 7. Answer: Step 1: Step 2: Step 3: is, . return x + 1",

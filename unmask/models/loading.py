@@ -147,7 +147,9 @@ def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
     loud = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # what does not fit is said below, in one line
     try:
-        module, info = cls.from_pretrained(where, output_loading_info=True, local_files_only=True, **options)
+        module, info = cls.from_pretrained(
+            where, output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True, **options
+        )
     except UserError:
         raise
     except torch.OutOfMemoryError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from unmask.decoding.algorithm import SuffixAnchor
 from unmask.errors import UserError
 from unmask.evaluation.significance import wilson
-from unmask.files import write_whole
+from unmask.files import make_folder, write_whole
 from unmask.models.loading import BUNDLED
 from unmask.models.model import Model
 from unmask.paper.experiments import ALL, EXPERIMENTS, SACM, Experiment, matches
@@ -82,7 +82,7 @@ def probes(model: Model, out: Path, split: str, count: int) -> dict[str, dict[st
     file = out / f"probes-{split}-{count}-{model.weights_hash[:12]}.json"
     if not file.is_file():
         rows = {"tuning": "validation"}.get(split, split)
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         write_whole(file, probe(model.module, model.tokenizer, list(toy.WORLDS), rows, count, model.length))
     return json.loads(file.read_text())
 

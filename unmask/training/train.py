@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from unmask.errors import UserError, finite, whole
-from unmask.files import write_text, write_whole
+from unmask.files import make_folder, write_text, write_whole
 from unmask.models.frequencies import count
 from unmask.models.loading import BUNDLED, architecture, load, read_config, tokenizer_of
 from unmask.progress import Bar
@@ -105,7 +105,7 @@ def train(
     save_every: float = 60.0, report: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train in place, resuming from out/training.pt where it belongs to the same run. Returns the log, a record a report."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     file, made, log, begin = out / "training.pt", optimizers(module, recipe), [], 0
     run = hashlib.sha256(json.dumps([asdict(recipe), identity]).encode()).hexdigest()
     padding, trained = paddings(tokenizer, recipe.padding), [p for p in module.parameters() if p.requires_grad]
