@@ -58,7 +58,9 @@ class About:
     family: str  # stable, revoke, window, length, small
     words: str  # one line of plain words
     source: str  # repository, file and commit it was read in; empty where only its paper's rule was used
-    needs: tuple[str, ...] = ()  # memory (of V numbers a masked slot), forwards (of its own), length (changes), an anchor, ...
+    needs: tuple[
+        str, ...
+    ] = ()  # memory (of V numbers a masked slot), forwards (of its own), length (changes), an anchor, ...
     pinned: str = ""  # the `decoder` of the recordings that hold it, in tests/golden/trajectories_zoo.json
 
 
