@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/ by the commands that stand beside them in the README: python scripts/screenshots.py [NAME ...]
+"""Makes the pictures in docs/ by the commands that the docs show beside them: python scripts/screenshots.py [NAME ...]
 
 Needs the bundled model, matplotlib, Playwright and chromium (UNMASK_CHROMIUM says where, if it is not in the PATH).
 """

@@ -12,6 +12,7 @@ LAYERS = [  # from the bottom up; what shares a line does not import each other
     ["errors"],
     ["files", "progress", "tables"],
     ["decoding", "tasks"],
+    ["plugins"],
     ["models"],
     ["generation"],
     ["training", "evaluation"],

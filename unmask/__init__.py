@@ -31,7 +31,7 @@ _WHERE = {
         "decoding.rules.schedules": "Even Across Fixed Due Timesteps Curve Shift Cosine LogitNormal",
         "decoding.rules.revising": "EarlyAnswer FillEOT PadEOT Verify Refine Backtrack Replace",
         "decoding.rules.selection": "Quota Threshold Factor EntropyBound DynamicThreshold EntropyThreshold Everything",
-        "decoding.rules.support": "Support Neighbours Density",
+        "decoding.rules.support": "Support Neighbours CertaintyDensity",
         "decoding.rules.tokens": "Argmax Gumbel ForbidEOT Credit EndPenalty",
         "decoding.reading": "run",
         "errors": "UserError",

@@ -174,7 +174,7 @@ def test_bad_input_is_one_line(model, tmp_path, capsys):
     assert "line 2: not JSON" in refused(
         capsys, "generate", "--prompts", str(make(tmp_path / "a.jsonl", '"x"\n{\n')), *common
     )
-    assert "line 1: a row is" in refused(
+    assert "row 1: a row is" in refused(
         capsys, "generate", "--prompts", str(make(tmp_path / "b.jsonl", "[1]\n")), *common
     )
     assert "no directory" in refused(capsys, "generate", "Tom", "--model", str(tmp_path / "none"))

@@ -9,7 +9,16 @@ import pytest
 import torch
 from support.scripted import EOT, Scripted, canvas, decoded
 
-from unmask import AnchorModulation, Density, EntropyBound, Neighbours, Strategy, SuffixAnchor, Support, UserError
+from unmask import (
+    AnchorModulation,
+    CertaintyDensity,
+    EntropyBound,
+    Neighbours,
+    Strategy,
+    SuffixAnchor,
+    Support,
+    UserError,
+)
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.step import Step
 
@@ -85,7 +94,7 @@ def test_relatives_by_hand():
     assert Neighbours(1, 3)(step, one)[0].tolist() == pytest.approx([math.tanh(n) for n in (1, 0, 1, 1, 1)])
     g = [math.exp(-(d**2) / 2) for d in range(7)]  # sigma 1
     # Slot 0 stands third of seven: settled are the two before it and slot 3.
-    assert float(Density(1)(step, one)[0, 0]) == pytest.approx(
+    assert float(CertaintyDensity(1)(step, one)[0, 0]) == pytest.approx(
         (g[1] + g[2] + g[3]) / (g[2] + g[1] + g[0] + g[1] + g[2] + g[3] + g[4])
     )
 
@@ -99,7 +108,7 @@ def test_relatives_by_hand():
         (Support, {"eps": math.nan}, "eps is a number from 0 to 1, not nan"),
         (Neighbours, {"span": 4}, "span is an odd whole number, not 4"),
         (Neighbours, {"m": 0}, "m is a number above 0"),
-        (Density, {"sigma": -1}, "sigma is a number above 0"),
+        (CertaintyDensity, {"sigma": -1}, "sigma is a number above 0"),
     ],
 )
 def test_bad_settings_are_one_line(rule, settings, says):

@@ -73,7 +73,7 @@ def graded(before):
 def straight(tmp_path_factory):
     """What one process makes of it."""
     out = tmp_path_factory.mktemp("straight")
-    evaluate(unmask.load("tiny"), TASK, methods("sacm", "uniform"), DATA, replace(OPTIONS, temperature=0.0), out)
+    evaluate(unmask.load("tiny"), TASK, methods("sacm", "uniform"), DATA, OPTIONS, out)
     return lines(out)
 
 
@@ -84,7 +84,7 @@ def workers():
 
 
 def run(workers, task, out, *names):
-    return evaluate(workers.model, task, methods(*names), DATA, replace(OPTIONS, temperature=0.0), out, pool=workers)
+    return evaluate(workers.model, task, methods(*names), DATA, OPTIONS, out, pool=workers)
 
 
 def test_two_workers_write_the_lines_of_one_process(workers, straight, tmp_path):

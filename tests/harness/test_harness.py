@@ -306,18 +306,18 @@ def test_settings_task_then_model_args_then_request(small):
         lm.plan({"until": "Q:", "max_gen_toks": 77, "do_sample": False, "temperature": 0.0}),
     )
     assert "text='return'" in repr(own.strategy) and "at=-8)" in repr(own.strategy) and "kappa=9" in repr(own.strategy)
-    assert (own.options["length"], own.options["stop"]) == (find("mbpp").length, [])
-    assert (stock.options["length"], stock.options["stop"], stock.options["temperature"]) == (77, ["Q:"], None)
+    assert (own.decoding.length, own.decoding.stop) == (find("mbpp").length, ())
+    assert (stock.decoding.length, stock.decoding.stop, stock.decoding.temperature) == (77, ("Q:",), None)
     asked = lm.plan({"task": "mbpp", "kappa": 5, "length": 64, "method": "sacm-margin", "seed": 7, "text": "So"})
     assert (
         "kappa=5" in repr(asked.strategy)
         and "text='So'" in repr(asked.strategy)
         and "TopMargin" in repr(asked.strategy)
     )
-    assert asked.options["length"] == 64 and asked.seed == 7
-    assert lm.plan({"do_sample": True}).options["temperature"] == 1.0
+    assert asked.decoding.length == 64 and asked.decoding.seed == 7
+    assert lm.plan({"do_sample": True}).decoding.temperature == 1.0
     assert (
-        Unmask(small, temperature=0.5, length=30).plan({"temperature": 0.0, "max_gen_toks": 9}).options["temperature"]
+        Unmask(small, temperature=0.5, length=30).plan({"temperature": 0.0, "max_gen_toks": 9}).decoding.temperature
         == 0.5
     )
 
@@ -385,11 +385,11 @@ def counted(monkeypatch) -> list[int]:
     """How many prompts each call decoded."""
     calls: list[int] = []
 
-    def generate(model, prompts, *rest, **options):
+    def generations(model, prompts, *rest):
         calls.append(len(prompts))
-        return unmask.generate(model, prompts, *rest, **options)
+        return unmask.generations(model, prompts, *rest)
 
-    monkeypatch.setattr(plug, "generate", generate)
+    monkeypatch.setattr(plug, "generations", generations)
     return calls
 
 
@@ -432,15 +432,15 @@ def test_what_a_killed_run_had_finished_is_kept(small, tmp_path, counted, monkey
     base = {"pretrained": small, "length": 24, "method": "top-probability"}
     straight = responses(harnessed("cups", limit=10, **base))
     counted.clear()
-    inner = plug.generate
+    inner = plug.generations
     monkeypatch.setattr(
         plug,
-        "generate",
+        "generations",
         lambda *a, **o: inner(*a, **o) if len(counted) < 1 else (_ for _ in ()).throw(KeyboardInterrupt),
     )
     with pytest.raises(KeyboardInterrupt):
         harnessed("cups", limit=10, use_cache=str(tmp_path / "c"), **base)
-    monkeypatch.setattr(plug, "generate", inner)
+    monkeypatch.setattr(plug, "generations", inner)
     assert responses(harnessed("cups", limit=10, use_cache=str(tmp_path / "c"), **base)) == straight
     assert counted == [4, 4, 2]
 
@@ -474,7 +474,7 @@ def test_bad_input_is_one_line(small, tmp_path, capsys, monkeypatch):
     assert "Tasks not found: unmask_gsm9k" in refused(capsys, *model, "--tasks", "unmask_gsm9k")
     assert "no setting 'kapa'" in refused(capsys, *model[:3], f"{model[3]},kapa=3", "--tasks", "unmask_cups")
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))
-    assert "set UNMASK_DATA to its file or folder" in refused(capsys, *model, "--tasks", "unmask_gsm8k")
+    assert "or set UNMASK_DATA" in refused(capsys, *model, "--tasks", "unmask_gsm8k")
     (tmp_path / "HumanEval.jsonl").write_text(json.dumps(ROWS["humaneval"][1]) + "\n")
     assert "marked as unsafe" in refused(capsys, *model, "--tasks", "unmask_humaneval")
     assert "leave out --cache_requests" in refused(capsys, *model, "--tasks", "unmask_cups", "--cache_requests", "true")

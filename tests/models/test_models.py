@@ -305,7 +305,7 @@ def test_broken_files(copy):
     (copy / "tokenizer.json").write_text("{")
     refused(copy, "tokenizer in .* cannot be read")
     (copy / "config.json").write_text("{")
-    refused(copy, "config.json is not JSON")
+    refused(copy, "config.json: not JSON")
 
 
 def test_missing_files(copy, tmp_path):

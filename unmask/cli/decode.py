@@ -24,14 +24,16 @@ from unmask.cli.options import (
     decoding,
     images,
     load,
+    methods_of,
     names,
     option,
     prompts,
     settings,
+    writable,
 )  # fmt: skip
 from unmask.errors import UserError
 from unmask.files import write_text
-from unmask.progress import track
+from unmask.progress import Bar, track
 
 PROMPT = option("prompt", nargs="?", metavar="PROMPT", help='the prompt; "-" reads it from standard input')
 
@@ -57,13 +59,13 @@ def demo(args: argparse.Namespace) -> None:
     """
   unmask generate "Tom has 3 apples ..."
   unmask generate "What is 12 * 7?" --model GSAI-ML/LLaDA-8B-Instruct --method sacm --length 256 --steps 128
-  unmask generate --prompts questions.jsonl --json > answers.jsonl      rows: {"prompt": ...} or {"messages": [...]}
+  unmask generate --prompts questions.jsonl --out answers.jsonl         rows: {"prompt": ...} or {"messages": [...]}
   unmask generate "What is the tallest bar?" --image chart.png --model jacklishufan/lavida-llada-v1.0-instruct
   unmask generate "Write a letter" --infill "Dear [MASK*4], [MASK*40] Yours, Ada" --method top-probability
   unmask generate "..." --method sacm --set kappa=12 --set text=Answer: --set at=-30""",
     PROMPT,
     PROMPTS,
-    option("--method", default="sacm", metavar="NAME", help="see `unmask methods` (default: sacm)"),
+    option("--method", default="sacm", metavar="NAME", help="see `unmask methods`, or FILE.py:NAME (default: sacm)"),
     SETTINGS,
     DECODING,
     option("--samples", type=int, default=1, metavar="N", help="samples per prompt, with seeds seed, seed + 1, ... (default: 1)"),
@@ -72,22 +74,32 @@ def demo(args: argparse.Namespace) -> None:
     option("--stream", action="store_true", help="print the text as its beginning settles (one prompt)"),
     LIVE,
     option("--json", action="store_true", help="one JSON record per line: text, tokens, order, forwards, tie rate, EOT ratio"),
+    option("-o", "--out", metavar="FILE", help="write those records to a file; the same command resumes after a crash"),
     MODEL,
 )  # fmt: skip
 def generate(args: argparse.Namespace) -> None:
     from unmask.decoding.methods import strategies
+    from unmask.evaluation.answers import write_answers
     from unmask.generation import generations
     from unmask.views.live import Screen
     from unmask.views.stream import Stream
 
     rows = prompts(args.prompt, args.prompts)
-    strategy = strategies([args.method], settings(args))[args.method]
+    ((name, strategy),) = strategies(methods_of([args.method]), settings(args)).items()
     how, pictures = decoding(args), images(args, rows)
     total = len(rows) * how.samples
     live = watched(args, total)
+    if args.out and (live or args.stream):
+        raise UserError("--out writes records to a file: leave out --stream and --live")
+    out = writable(args.out) if args.out else None
     model = load(args)
+    if out:
+        with Bar() as bar:
+            write_answers(model, rows, pictures, strategy, how, out, lambda done: bar.show("decoding", done, total))
+        print(out)
+        return
     stream = Stream(model, sys.stdout, how.stop) if args.stream and total == 1 and not args.json else None
-    screen = Screen([args.method], model) if live else None
+    screen = Screen([name], model) if live else None
     watch: list[Any] = [stream] if stream else screen.columns if screen else []
     made = generations(model, [asked(row) for row in rows], strategy, how, images=pictures, watch=watch)
     if screen:
@@ -134,7 +146,7 @@ def compare(args: argparse.Namespace) -> None:
     (row, *more) = prompts(args.prompt, args.prompts)
     if more:
         raise UserError("compare takes one prompt; `unmask generate --prompts` takes many")
-    found, how, live = strategies(names(args.methods), settings(args)), decoding(args), watched(args, 1)
+    found, how, live = strategies(methods_of(names(args.methods)), settings(args)), decoding(args), watched(args, 1)
     pictures, model = images(args, [row]), load(args)
     made: dict[str, Any] = {}
     with Screen(list(found), model) if live else nullcontext() as screen:
@@ -154,22 +166,44 @@ def compare(args: argparse.Namespace) -> None:
 
 
 @command(
-    "methods", "the decoding methods and what each is made of",
+    "methods", "the decoding methods: what each does, its settings, where it comes from",
     """
-  unmask methods
+  unmask methods                       every method, by family, in plain words
+  unmask methods sacm                  one: its recipe, its settings and their defaults, its source
   unmask methods --json""",
-    option("--json", action="store_true", help="a JSON object that maps names to recipes"),
+    option("name", nargs="?", metavar="NAME", help="a method, for all that is known of it"),
+    option("--json", action="store_true", help="a JSON object: recipe, family, words, source, needs, recordings"),
 )  # fmt: skip
 def methods(args: argparse.Namespace) -> None:
+    from unmask.decoding.about import FAMILIES
+    from unmask.decoding.methods import ABOUT, method
     from unmask.decoding.methods import METHODS as rows
-    from unmask.decoding.settings import recipe
+    from unmask.decoding.settings import offered, recipe
 
+    if args.name:
+        method(args.name)  # a name that is none is refused, with a suggestion
+    wanted = [args.name] if args.name else list(rows)
     if args.json:
-        print(json.dumps({name: repr(strategy) for name, strategy in rows.items()}, indent=1))
+        print(json.dumps({name: {"recipe": repr(rows[name]), **asdict(ABOUT[name])} for name in wanted}, indent=1))
+        return
+    if args.name:
+        about = ABOUT[args.name]
+        print(f"{args.name}: {about.words}\n\n  {recipe(rows[args.name])}\n")
+        for name, value, low, high in offered(rows[args.name]):
+            limits = f"  from {low:g} to {high:g}" if low is not None else ""
+            print(f"  --set {name}={value!r}{limits}")
+        print(f"\nfamily:    {FAMILIES[about.family]}\nneeds:     {', '.join(about.needs) or 'nothing special'}")
+        print(f"source:    {about.source or 'the rule as its paper states it'}")
+        print(f"recording: {about.pinned or 'none; worked by hand in the tests'}")
         return
     width = max(map(len, rows))
-    for name, strategy in rows.items():
-        print(f"{name:{width}}  {recipe(strategy)}")
+    for family, title in FAMILIES.items():
+        print(f"{title}:")
+        for name in (name for name in rows if ABOUT[name].family == family):
+            extra = f" (needs {', '.join(ABOUT[name].needs)})" if ABOUT[name].needs else ""
+            print(f"  {name:{width}}  {ABOUT[name].words}{extra}")
+        print()
+    print("`unmask methods NAME` shows its recipe and settings.")
 
 
 @command(

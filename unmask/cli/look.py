@@ -22,10 +22,12 @@ from unmask.cli.options import (
     decoding,
     images,
     load,
+    methods_of,
     names,
     option,
     prompts,
     settings,
+    task_of,
     together,
     writable,
 )  # fmt: skip
@@ -33,12 +35,17 @@ from unmask.errors import UserError
 from unmask.progress import Bar
 
 if TYPE_CHECKING:
+    from unmask.decoding.algorithm import Strategy
     from unmask.tasks import Rows, Task
     from unmask.views.trace import Run
 
 ASKED = together(
     PROMPTS,
-    option("--task", metavar="NAME", help="take the prompts from a benchmark (cups, gsm8k, ...) and grade the answers"),
+    option(
+        "--task",
+        metavar="NAME",
+        help="take the prompts from a benchmark (cups, gsm8k, FILE.py:NAME, ...) and grade the answers",
+    ),
     option("--rows", default="0", metavar="N,N", help="which rows of the task (default: 0)"),
     SPLIT,
     DATA,
@@ -71,7 +78,7 @@ def trace(args: argparse.Namespace) -> None:
     from unmask.views import replay
     from unmask.views import trace as tracing
 
-    runs = tracing.load(args.prompt) if _is_trace(args.prompt) else traced(args, names(args.methods))
+    runs = tracing.load(args.prompt) if _is_trace(args.prompt) else traced(args, methods_of(names(args.methods)))
     for out in outs:
         (replay.write if out.endswith(".html") else tracing.save)(out, runs)
         print(out)
@@ -81,7 +88,7 @@ def _is_trace(word: str | None) -> bool:
     return bool(word) and str(word).endswith((".json.gz", ".json"))
 
 
-def traced(args: argparse.Namespace, methods: list[str], extra: dict[str, Any] | None = None) -> list[Run]:
+def traced(args: argparse.Namespace, methods: dict[str, Strategy], extra: dict[str, Any] | None = None) -> list[Run]:
     """Runs of the methods on the prompts or the task's rows that a command line asks for."""
     from unmask.decoding.methods import strategies
     from unmask.evaluation.recipe import for_task
@@ -93,9 +100,7 @@ def traced(args: argparse.Namespace, methods: list[str], extra: dict[str, Any] |
         return record(load(args), [asked(row) for row in rows], found, decoding(args), images=images(args, rows))
     if args.prompt or args.prompts:
         raise UserError("give a prompt or --task, not both")
-    from unmask.tasks import find
-
-    task = find(args.task)
+    task = task_of(args.task)
     found = for_task(task, methods, settings(args, task.name) | (extra or {}))
     return record_rows(load(args), task, picked(task, args), found, decoding(args))
 
@@ -172,7 +177,7 @@ def drawn(args: argparse.Namespace) -> list[Run]:
         return [run for file in args.runs for run in load_trace(file)]
     rules = {"probability": TopProbability(), "margin": TopMargin(), "certainty": Certainty()}
     extra = {"confidence": rules[args.confidence]} if args.confidence else {}
-    methods = names(args.methods or ("sacm" if args.kind == "progress" else THREE))
+    methods = methods_of(names(args.methods or ("sacm" if args.kind == "progress" else THREE)))
     return traced(args, methods, extra | ({"text": args.anchor} if args.anchor else {}))
 
 
@@ -182,11 +187,10 @@ def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
     from unmask.evaluation.recipe import Options
     from unmask.evaluation.report import records
     from unmask.paper.run import figure_records
-    from unmask.tasks import find
 
     if args.runs:
         return records(args.runs)
-    task = find(args.task or "cups")
+    task = task_of(args.task or "cups")
     tuning = args.split == "tuning" or (args.kind == "sensitivity" and task.tuning)
     rows = load_rows(task, "tuning" if tuning else "test", data_of(args, task), args.limit)
     out = args.keep or f"runs/figure-{args.kind}-{task.name}"

@@ -25,12 +25,14 @@ from unmask.cli.options import (
     decoding,
     evaluating,
     load,
+    methods_of,
     names,
     option,
     prompts,
     replicas,
     say,
     settings,
+    task_of,
     typed,
     writable,
 )  # fmt: skip
@@ -46,9 +48,11 @@ from unmask.progress import Bar
   unmask eval --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --methods sacm,top-probability --out runs/gsm8k
   unmask eval --task mmlu_pro --data mmlu_pro/ --methods sacm --set kappa=12 --json
   unmask eval --task cups --settings runs/tune-tiny-cups/settings.json     with what `unmask tune` chose
+  unmask eval --task exact --data mine.jsonl                         rows: {"prompt": ..., "answer": ...}
+  unmask eval --task mine.py:task --methods mine.py:method,sacm      your own task and method (docs/extend.md)
   unmask eval --task cups --workers 2                                two replicas of the model at once, on Ray
   the same command again resumes after a crash""",
-    option("--task", required=True, metavar="NAME", help="gsm8k, math500, strategyqa, mmlu_pro, mathvista, chartqa, humaneval, mbpp, ..."),
+    option("--task", required=True, metavar="NAME", help="gsm8k, cups, ...; FILE.py:NAME; exact, number, choice, regex (of --data)"),
     METHODS,
     DATA,
     SPLIT,
@@ -64,9 +68,7 @@ from unmask.progress import Bar
     WORKERS,
 )  # fmt: skip
 def evaluate(args: argparse.Namespace) -> None:
-    from unmask.tasks import find
-
-    task = find(args.task)
+    task = task_of(args.task)
     task = replace(task, layout=args.layout or task.layout)
     from unmask.evaluation import evaluate as evaluation
     from unmask.evaluation import tune
@@ -74,7 +76,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from unmask.evaluation.report import table_of_summary
 
     wanted = settings(args, task.name)
-    methods, options = for_task(task, names(args.methods), wanted), evaluating(args)
+    methods, options = for_task(task, methods_of(names(args.methods)), wanted), evaluating(args)
     evaluation.check_code(task, options)
     rows = evaluation.load_rows(task, args.split, data_of(args, task), args.limit, skip_bad=args.bad_rows == "skip")
     for problem in rows.skipped[:20]:
@@ -105,7 +107,8 @@ def evaluate(args: argparse.Namespace) -> None:
 def grade(args: argparse.Namespace) -> None:
     from unmask.evaluation import grading
 
-    lines, skipped = grading.read(args.file, args.task, args.data, args.bad_rows == "skip")
+    task = task_of(args.task) if args.task else None
+    lines, skipped = grading.read(args.file, task, args.data, args.bad_rows == "skip")
     records = []
     for record in grading.graded(lines, args.mode, args.allow_code, args.unisolated_code):
         records.append(record)
@@ -151,15 +154,14 @@ def tune(args: argparse.Namespace) -> None:
     from unmask.evaluation import evaluate as evaluation
     from unmask.evaluation import tune
     from unmask.evaluation.recipe import for_task
-    from unmask.tasks import find
     from unmask.views import figures
 
-    task, options = find(args.task), evaluating(args)
+    task, options = task_of(args.task), evaluating(args)
     evaluation.check_code(task, options)
     fixed = parse(args.settings)
     if tuned := [name for name in tune.GRID if name in fixed]:
         raise UserError(f"{tuned[0]} is what is tuned; --{tuned[0]} {fixed[tuned[0]]} tries this value alone")
-    strategy = for_task(task, [args.method], {**fixed, **task.settings})[args.method]
+    ((method, strategy),) = for_task(task, methods_of([args.method]), {**fixed, **task.settings}).items()
     grid = {name: tune.values(name, getattr(args, name)) for name in tune.GRID}
     if args.full and args.check:
         raise UserError("--check runs the full sweep too; leave --full out")
@@ -175,7 +177,7 @@ def tune(args: argparse.Namespace) -> None:
     folder = Path(args.folder or f"runs/tune-{Path(args.model).name}-{task.name}")
     mode = "check" if args.check else "full" if args.full else "halving"
     with replicas(args) as (model, pool), Bar() as bar:
-        record = tune.tune(model, task, args.method, strategy, rows, options, folder,
+        record = tune.tune(model, task, method, strategy, rows, options, folder,
                            grid=grid, fixed=fixed, first=args.first, mode=mode, report=bar.accuracy, pool=pool)  # fmt: skip
     out, text = Path(args.out or folder / "settings.json"), tune.table(record)
     tune.write(record, out)
@@ -200,7 +202,7 @@ def tune(args: argparse.Namespace) -> None:
         "unisolated_code",
         *LOADING,
     )
-    words = typed({"task": task.name, "methods": f"{args.method},top-probability", "model": args.model, "settings": out,
+    words = typed({"task": args.task, "methods": f"{args.method},top-probability", "model": args.model, "settings": out,
                    **{name: getattr(args, name) for name in given}})  # fmt: skip
     print(f"settings: {out}\nnext:  unmask eval {words}")
 
@@ -229,12 +231,11 @@ def doctor(args: argparse.Namespace) -> None:
         raise UserError(f"--count is at least 1, not {args.count}")
     from unmask.decoding.settings import parse
     from unmask.evaluation import doctor
-    from unmask.tasks import find
 
-    task = find(args.task) if args.task else None
+    task = task_of(args.task) if args.task else None
     given = [*args.settings, *([f"text={args.anchor}"] if args.anchor else [])]
     how = decoding(args)
-    case = (doctor.of_task(task, data_of(args, task), args.count) if task
+    case = (replace(doctor.of_task(task, data_of(args, task), args.count), source=f"--task {args.task}") if task
             else doctor.of_prompts(prompts(None, args.prompts)[: args.count], args.prompts))  # fmt: skip
     ways = doctor.ways(case, parse(given))
     model = load(args)

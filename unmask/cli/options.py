@@ -16,6 +16,7 @@ from unmask.errors import UserError
 from unmask.files import read_rows, read_text
 
 if TYPE_CHECKING:
+    from unmask.decoding.algorithm import Strategy
     from unmask.evaluation.evaluate import Pool
     from unmask.evaluation.recipe import Options
     from unmask.generation import Decoding
@@ -77,7 +78,7 @@ METHODS = option(
     "--methods",
     default=THREE,
     metavar="A,B",
-    help="methods, comma-separated; see `unmask methods` (default: %(default)s)",
+    help="methods, comma-separated: see `unmask methods`, or FILE.py:NAME (default: %(default)s)",
 )
 SETTINGS = together(
     option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
@@ -218,6 +219,20 @@ def names(text: str) -> list[str]:
     if not found:
         raise UserError("the list of names is empty")
     return found
+
+
+def methods_of(names: list[str]) -> dict[str, Strategy]:
+    """The methods of --method or --methods: built-in names, FILE.py:NAME, entry points."""
+    from unmask.plugins import methods
+
+    return methods(names)
+
+
+def task_of(name: str) -> Task:
+    """The task of --task: a built-in name, FILE.py:NAME, an entry point."""
+    from unmask.plugins import task
+
+    return task(name)
 
 
 def data_of(args: argparse.Namespace, task: Task) -> str | None:

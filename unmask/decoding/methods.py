@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.decoding import settings
+from unmask.decoding.about import ABOUT as OURS
+from unmask.decoding.about import About
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.rules.anchors import Template
 from unmask.decoding.rules.confidence import TopMargin, Uniform
@@ -15,6 +17,7 @@ from unmask.decoding.rules.remasking import Remask
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import Quota, Threshold
 from unmask.decoding.variants import VARIANTS
+from unmask.decoding.zoo import ABOUT as THEIRS
 from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
 
@@ -33,6 +36,7 @@ PAPER: dict[str, Strategy] = {
     "sacm": Strategy(anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)),
 }
 METHODS: dict[str, Strategy] = {**PAPER, **VARIANTS, **ZOO}
+ABOUT: dict[str, About] = {**OURS, **THEIRS}  # of every row
 
 
 def method(name: str | Strategy) -> Strategy:
@@ -47,12 +51,14 @@ def method(name: str | Strategy) -> Strategy:
 
 
 def strategies(
-    names: Sequence[str], wanted: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    names: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Strategy]:
-    """Methods by name with those of the default settings that they have, then the wanted ones: each must fit one of them."""
+    """Methods by name, or strategies and what they are called, with those of the default settings that they have, then the
+    wanted ones: each must fit one of them."""
     if not names:
         raise UserError("name at least one method; `unmask methods` lists them")
-    plain = {name: settings.applied(method(name), dict(defaults or {}))[0] for name in names}
+    given = names if isinstance(names, Mapping) else {name: method(name) for name in names}
+    plain = {name: settings.applied(strategy, dict(defaults or {}))[0] for name, strategy in given.items()}
     if len(plain) == 1:
         return {name: strategy.with_(**wanted) for name, strategy in plain.items()}
     found = {name: settings.applied(strategy, dict(wanted)) for name, strategy in plain.items()}

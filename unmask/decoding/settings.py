@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -43,8 +44,9 @@ def check(strategy: Any, steps: int, canvas: Any) -> None:
 
     if steps < 1:
         raise UserError(f"the number of steps must be at least 1, not {steps}")
-    if strategy.block is not None and strategy.block < 1:
-        raise UserError(f"a block has at least 1 token, not {strategy.block}")
+    for owner in (strategy, *rules(strategy)):
+        for f in fields(owner):
+            within(f.name, getattr(owner, f.name))
     if strategy.modifiers and getattr(strategy.confidence, "negative", False):
         raise UserError(
             "a modifier multiplies the confidence, which must not be negative: use Certainty() in place of NegativeEntropy()"
@@ -86,6 +88,14 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     return strategy
 
 
+def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
+    """The settings a user may change: name, value, and the limits of a number."""
+    found: dict[str, Any] = {f.name: getattr(rule, f.name) for rule in rules(strategy) for f in fields(rule)}
+    found |= {"block": strategy.block, "pace": strategy.pace}
+    kept = {name: value for name, value in found.items() if simple(value) or name == "block"}
+    return [(name.rstrip("_"), value, *LIMITS.get(name, (None, None))) for name, value in kept.items()]
+
+
 def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     """The strategy with those of the settings that it has, and their names: for several methods under one flag."""
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
@@ -125,6 +135,22 @@ def simple(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
+# What a number may be, by the name of its setting; any other must be finite.
+LIMITS: dict[str, tuple[float, float]] = {
+    "kappa": (0.01, 1e6), "beta": (0, 1e6), "gamma": (0, 1e6), "pace": (0.001, 1000), "alpha": (0, 1e6), "lambda_": (0, 1e6),
+    "weight": (0, 1), "tau": (0, 1e6), "factor": (0, 1e6), "k": (1, 1_000_000), "rounds": (0, 100_000), "after": (0, 1),
+    "eps": (0, 1), "shift": (0.001, 1e6), "temperature": (0, 1e6), "block": (1, 1_000_000), "at": (-1_000_000, 1_000_000),
+}  # fmt: skip
+
+
+def within(name: str, value: Any) -> None:
+    """Refuse a number that is none (NaN, infinite) or outside what its setting allows."""
+    low, high = LIMITS.get(name, (-math.inf, math.inf))
+    if simple(value) and not isinstance(value, str) and not (math.isfinite(value) and low <= value <= high):
+        raise UserError(f"{name.rstrip('_')} is a number from {low:g} to {high:g}, not {value}" if name in LIMITS else
+                        f"{name} is a finite number, not {value}")  # fmt: skip
+
+
 def fitting(owner: Any, name: str, new: Any) -> Any:
     """The new value, if it is of the old one's kind: a rule for a rule, a number for a number, text for text."""
     old, kind = getattr(owner, name), next(str(f.type) for f in fields(owner) if f.name == name)
@@ -139,8 +165,10 @@ def fitting(owner: Any, name: str, new: Any) -> Any:
         raise UserError(f"{name} is a number, not {new!r}")
     if kind == "int" and type(new) is not int:
         raise UserError(f"{name} is a whole number, not {new!r}")
-    if (is_dataclass(old) or isinstance(old, tuple)) and not (is_dataclass(new) or isinstance(new, (tuple, list))):
+    plain = kind.split(" | ")[0] in ("int", "float", "bool", "str")
+    if not plain and not (callable(new) or isinstance(new, (tuple, list)) or (new is None and "None" in kind)):
         raise UserError(f"{name} is a rule or a list of them, not {new!r}: build this Strategy in Python")
+    within(name, new)
     return tuple(new) if isinstance(new, list) else new
 
 

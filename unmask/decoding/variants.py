@@ -8,7 +8,7 @@ from unmask.decoding.rules.modifiers import PositionDecay
 from unmask.decoding.rules.remasking import Remask
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import EntropyBound, Factor, Quota
-from unmask.decoding.rules.support import Density, Neighbours, Support
+from unmask.decoding.rules.support import CertaintyDensity, Neighbours, Support
 from unmask.decoding.rules.tokens import ForbidEOT, Gumbel
 
 ANCHOR, DAMPED = (SuffixAnchor(),), AnchorModulation(14, 1.3, 0.85)  # SACM's
@@ -17,7 +17,7 @@ VARIANTS: dict[str, Strategy] = {
     "sacm-support": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support())),
     "sacm-support-eb": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support()), select=EntropyBound(1.0), pace=1),
     "sacm-conv": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Neighbours())),
-    "sacm-density": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Density())),
+    "sacm-density": Strategy(anchors=ANCHOR, modifiers=(DAMPED, CertaintyDensity())),
     "sacm-decay": Strategy(anchors=ANCHOR, modifiers=(DAMPED, PositionDecay(0.25))),
     "left-to-right": Strategy(block=1, pace=1),
     "sacm-margin": Strategy(

@@ -5,8 +5,7 @@ A method is data, and so is what is known of it: `ABOUT` has an entry for every 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from unmask.decoding.about import About
 from unmask.decoding.algorithm import Strategy, SuffixAnchor
 from unmask.decoding.rules.confidence import NegativeEntropy
 from unmask.decoding.rules.focus import AdaBlock, Behind, Frontier, Onward, Sliding
@@ -49,19 +48,6 @@ ZOO: dict[str, Strategy] = {
     "eoser": Strategy(modifiers=(DampEOT(),)),
     "alg-temp": Strategy(modifiers=(Jitter(0.1),)),
 }
-
-
-@dataclass(frozen=True)
-class About:
-    """What `unmask methods` says of a row."""
-
-    family: str  # stable, revoke, window, length, small
-    words: str  # one line of plain words
-    source: str  # repository, file and commit it was read in; empty where only its paper's rule was used
-    needs: tuple[
-        str, ...
-    ] = ()  # memory (of V numbers a masked slot), forwards (of its own), length (changes), an anchor, ...
-    pinned: str = ""  # the `decoder` of the recordings that hold it, in tests/golden/trajectories_zoo.json
 
 
 KLASS = "shkim0116/KLASS src/model/llada_klass.py @ad87ecbe9f"

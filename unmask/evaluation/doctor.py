@@ -26,13 +26,13 @@ from unmask.tasks import Task
 METHODS = {"plain": "top-probability", "suppressed": "eot-suppression", "anchored": "suffix-anchor", "SACM": "sacm"}
 LIKED = ("SACM", "anchored", "suppressed", "plain")  # where nothing else decides, as the paper's tables rank them
 
-# From which share on it is a symptom: of the responses, the answers, the answers, the slots decoded early; of the choices, worth a word.
+# The share from which it is a symptom: of responses, answers, answers, slots decoded early; of choices: worth mentioning.
 MANY_FLOODED, MANY_EMPTY, MANY_EARLY, MANY_NEAR, MANY_TIES = 0.5, 0.1, 0.25, 0.5, 0.1
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One way to decode, over all prompts; shares. None: nothing to tell it by."""
+    """One way to decode, over all prompts; shares. None: it cannot be told."""
 
     rows: int
     steps: int  # T
@@ -44,7 +44,7 @@ class Figures:
     near: (
         float | None
     )  # of the slots decoded in the first 15 % of the steps, those within 14 of the anchor; None: no anchor
-    near_all: float | None  # the same of all slots: what decoding anywhere alike would give
+    near_all: float | None  # the same for all slots: what decoding everywhere equally would give
     tie_rate: float
     agrees: float | None = None  # answers that follow from their own reasoning, of those that reason
     right: tuple[bool, ...] | None = None
@@ -100,7 +100,7 @@ def ways(case: Case, wanted: Mapping[str, Any]) -> dict[str, Strategy]:
 
 
 def flood_step(order: Sequence[int], ends: Sequence[bool]) -> int | None:
-    """The first step (from 1) from which on, to the end, at least half of the decoded slots are end-of-text; None: there is no
+    """The first step (from 1) after which, to the end, at least half of the decoded slots are end-of-text; None: there is no
     flood. To the end, because the few slots behind a good answer are end-of-text too and may well be decoded first."""
     decoded = ended = 0
     since = None
@@ -112,7 +112,7 @@ def flood_step(order: Sequence[int], ends: Sequence[bool]) -> int | None:
 
 
 def is_empty(model: Model, tokens: Sequence[int], order: Sequence[int]) -> bool:
-    """No letter or digit where the answer stands: behind what was pinned, else in the whole response."""
+    """No letter or digit where the answer should be: behind what was pinned, otherwise in the whole response."""
     pinned = [i for i, when in enumerate(order) if when < 0]
     answer = tokens[pinned[-1] + 1 :] if pinned and pinned[-1] + 1 < len(tokens) else tokens
     return not re.search(r"\w", model.text(answer))
@@ -172,7 +172,7 @@ def symptoms(f: Figures) -> list[str]:
         found.append(f"{f.empty:.0%} of its answers are empty")
     haste = [f"commit {f.early:.0%} of its answers, before the reasoning"] if answers_early(f) else []
     haste += [f"decode {f.near:.0%} of their slots within {NEAR} of the anchor"] if crowds(f) else []
-    if haste:  # one symptom, not two: the answer stands near the anchor
+    if haste:  # one symptom, not two: the answer is near the anchor
         found.append(f"the first 15 % of the steps {' and '.join(haste)}")
     return found
 
@@ -182,7 +182,7 @@ def answers_early(f: Figures) -> bool:
 
 
 def crowds(f: Figures) -> bool:
-    """Do the first steps decode around the anchor? Not told by a response so short that half of it is near."""
+    """Do the first steps decode around the anchor? A response so short that half of it is near cannot tell."""
     return f.near is not None and f.near >= max(MANY_NEAR, 2 * (f.near_all or 0.0))
 
 
@@ -198,8 +198,8 @@ def surely(a: Figures, b: Figures) -> bool:
 
 
 def choose(found: Mapping[str, Figures]) -> str:
-    """Plain if it has no symptom. Else of those with the fewest the one most often right, of equals the one liked first.
-    Over either, one that is surely right more often."""
+    """Plain if it has no symptom; otherwise, of those with the fewest, the one right most often (ties: in the order of LIKED).
+    Either gives way to one that is right on significantly more rows."""
     names = [name for name in LIKED if name in found]
     fewest = min(len(symptoms(found[name])) for name in names)
     pick = max((name for name in names if len(symptoms(found[name])) == fewest), key=lambda name: count(found[name]))

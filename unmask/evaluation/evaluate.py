@@ -1,7 +1,8 @@
 """Run methods on a task: one JSON line per example, in a folder that survives a crash, and a summary with intervals.
 
 A run is one method with one recipe: `METHOD-HASH.jsonl` holds its examples, `METHOD-HASH.json` its recipe, where everything
-came from, and its summary. The hash is of the recipe, so that answers of another recipe can never be taken for its own."""
+came from, and its summary. The hash is that of the recipe, so answers of another recipe can never be taken for its own. A run
+with another --limit takes the answers to the same prompts from a run of the folder that differs in nothing else (`borrowed`)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from unmask.errors import UserError
 from unmask.evaluation.metrics import answer_time, summarise
 from unmask.evaluation.recipe import Options, digest, draws, provenance, recipe, settings, stem
 from unmask.evaluation.significance import mean, paired, spread, wilson
-from unmask.evaluation.store import Example, append, finished, locked
+from unmask.evaluation.store import Example, append, borrowed, finished, locked
 from unmask.files import write_whole
 from unmask.generation import Decoding, generations
 from unmask.models.images import found
@@ -31,7 +32,7 @@ from unmask.tasks.sandbox import isolation
 
 
 def partition(sizes: Sequence[int], batch: int) -> list[list[int]]:
-    """Rows of like length together, always in the same batches whatever was done before."""
+    """Rows of similar length together, always in the same batches, whatever was done before."""
     order = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
     return [order[first : first + batch] for first in range(0, len(order), batch)]
 
@@ -98,7 +99,7 @@ def with_images(task: Task, rows: Rows, limit: int | None = None, skip_bad: bool
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows to decode together, with all that it takes besides the model: it can be sent to another process."""
+    """Rows to decode together, with everything needed besides the model, so that it can be sent to another process."""
 
     number: int  # its place in the partition
     indices: Sequence[int]  # of its rows in the data
@@ -143,7 +144,7 @@ def run_batch(model: Model, batch: Batch) -> list[Example]:
 
 
 def decoding_for(model: Model, task: Task, options: Decoding, seed: int | Sequence[int] | None = None) -> Decoding:
-    """How a task's rows are decoded: its length where none is asked for, its chat template, its stop strings."""
+    """How a task's rows are decoded: its length if none is asked for, its chat template, its stop strings."""
     plain = {f.name: getattr(options, f.name) for f in fields(Decoding)}
     return Decoding(**{
         **plain, "length": options.length or task.length, "raw": options.raw or not task.chat or not model.chats,
@@ -160,8 +161,7 @@ def run_method(
     data, named = rows.data, stem(name, identity)
     prompts = [task.ask(row, rows.few_shot) for row in data.rows]
     sizes = [len(model.tokens(task.render(row, rows.few_shot))) for row in data.rows]
-    batches = partition(sizes, options.batch)
-    if model.context and not task.image:  # the longest comes last: better to know before the others are decoded
+    if model.context and not task.image:  # the longest comes last: better to know before decoding the others
         longest = max(range(len(sizes)), key=sizes.__getitem__)
         raw = decoding_for(model, task, options).raw
         if (need := len(model.encode(prompts[longest], options.system, raw)) + identity["length"]) > model.context:
@@ -170,7 +170,10 @@ def run_method(
                 f"row {which} of {task.name} takes {need} tokens with its response; {model.name} was made for {model.context}"
             )
     lines, about = folder / f"{named}.jsonl", folder / f"{named}.json"
-    done = finished(lines, batches)
+    given = borrowed(lines, about, identity, prompts, [row.get(task.gold) for row in data.rows])
+    rest = [i for i in range(len(prompts)) if i not in given]
+    batches = [[rest[k] for k in batch] for batch in partition([sizes[i] for i in rest], options.batch)]
+    done = finished(lines, batches, given)
     seen = {example["index"] for example in done}
     record = {
         "method": name,
@@ -179,6 +182,8 @@ def run_method(
         "settings": settings(strategy),
         "provenance": {**provenance(model, rows), **getattr(pool, "about", {})},  # a pool says where it ran
     }
+    if given:
+        record["borrowed"] = {"rows": len(given), "from": sorted({given[i]["from"] for i in given})}
     if done and about.exists():  # the first part's provenance stands beside the last one's
         with suppress(ValueError, KeyError, OSError):
             record["resumed_from"] = json.loads(about.read_text())["provenance"]
@@ -243,7 +248,7 @@ def evaluate(
 
 
 def check_code(task: Task, options: Options) -> None:
-    """Generated code is run only where the user allows it."""
+    """Generated code is run only if the user allows it."""
     if task.executes and not options.allow_code:
         raise UserError(f"grading {task.name} runs the code the model writes; allow it with --allow-code")
 
@@ -282,7 +287,7 @@ def together(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compared(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Every two methods on the same rows (their first seeds)."""
+    """Every pair of methods on the same rows (their first seeds)."""
     names = list(results)
     pairs = []
     for i, a in enumerate(names):

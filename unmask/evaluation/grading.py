@@ -8,21 +8,21 @@ from typing import Any
 
 from unmask.errors import UserError
 from unmask.evaluation.significance import wilson
-from unmask.tasks import Grade, find
+from unmask.tasks import Grade, Task, find
 from unmask.tasks.data import Row, parse
 
 
 class Line:
     """One output with the row it answers."""
 
-    def __init__(self, place: str, raw: Any, name: str | None, rows: dict[str, dict[str, Row]]):
+    def __init__(self, place: str, raw: Any, task: Task | None, rows: dict[str, dict[str, Row]]):
         if isinstance(raw, Exception):
             raise UserError(f"{place}: not JSON ({raw})")
         if not isinstance(raw, dict) or not isinstance(raw.get("output"), str):
             raise UserError(f'{place}: a line is an object with the text in "output", and "gold" or "doc"')
-        if not (name or raw.get("benchmark")):
+        if not (task or raw.get("benchmark")):
             raise UserError(f'{place}: which task? pass --task, or name it in the line\'s "benchmark"')
-        self.task = find(name or raw["benchmark"])
+        self.task = task or find(raw["benchmark"])
         self.output, doc, gold = raw["output"], raw.get("doc"), raw.get("gold")
         if isinstance(doc, (int, str)):
             known = rows.get(self.task.name)
@@ -54,7 +54,7 @@ class Line:
             raise UserError(f'{self.task.name} row {self.id}: its "doc" lacks {error}') from None
 
 
-def read(file: str, task: str | None, data: str | None, skip_bad: bool) -> tuple[list[Line], list[str]]:
+def read(file: str, task: Task | None, data: str | None, skip_bad: bool) -> tuple[list[Line], list[str]]:
     """The lines of a file (JSON lines, or one JSON list), and what was wrong with those skipped."""
     path = Path(file)
     try:
@@ -63,9 +63,9 @@ def read(file: str, task: str | None, data: str | None, skip_bad: bool) -> tuple
         raise UserError(f"cannot read {file}: {error.strerror}") from None
     rows: dict[str, dict[str, Row]] = {}
     if data and task:
-        loaded = find(task).rows.load(find(task).name, data, skip_bad).rows
-        by_id = {find(task).identify(row, i): row for i, row in enumerate(loaded)}
-        rows[find(task).name] = {**{str(i): row for i, row in enumerate(loaded)}, **by_id}
+        loaded = task.rows.load(task.name, data, skip_bad).rows
+        by_id = {task.identify(row, i): row for i, row in enumerate(loaded)}
+        rows[task.name] = {**{str(i): row for i, row in enumerate(loaded)}, **by_id}
     lines, skipped = [], []
     for number, raw in parse(path, content):
         try:
@@ -82,7 +82,7 @@ def read(file: str, task: str | None, data: str | None, skip_bad: bool) -> tuple
 def graded(
     lines: Sequence[Line], mode: str = "", allow_code: bool = False, unisolated: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """A record a line: id, correct, extracted, rule."""
+    """One JSON record per line: id, correct, extracted, rule."""
     coded = sorted({line.task.name for line in lines if line.task.executes})
     limits = None
     if coded:
@@ -108,7 +108,7 @@ def graded(
 
 
 def totals(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Accuracy with its interval, a task."""
+    """Accuracy with its interval, per task."""
     found = []
     for task in dict.fromkeys(record["task"] for record in records):
         these = [record for record in records if record["task"] == task]

@@ -1,4 +1,4 @@
-"""What is measured of a run: when the answer was committed, where decoding began, and the figures of all examples together."""
+"""What is measured in a run: when the answer was committed, where decoding began, and the figures of all examples together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEAR = 14  # slots from the anchor: kappa, how far the modulation reaches
 
 
 def early_steps(forwards: int, share: float = EARLY) -> int:
-    """How many steps the first 15 % are: whole ones, at least one."""
+    """How many whole steps the first 15 % are, at least one."""
     return max(1, int(share * forwards))
 
 
@@ -51,7 +51,7 @@ def answer_time(
 
 def near_anchor(order: Sequence[int], forwards: int, early: float = EARLY) -> float | None:
     """Of the slots that the first 15 % of the steps decoded, the share within NEAR slots of what was written before decoding;
-    None: nothing was. `early=1` is the share of all slots: what decoding anywhere alike would give."""
+    None: nothing was. `early=1` is the share of all slots: what decoding everywhere equally would give."""
     given = [slot for slot, when in enumerate(order) if when < 0]
     hit = [slot for slot, when in enumerate(order) if 0 <= when < early_steps(forwards, early)]
     return sum(any(abs(slot - a) <= NEAR for a in given) for slot in hit) / len(hit) if given and hit else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +51,12 @@ def dealt(model: Any, batches: Iterable[Batch]) -> Iterator[list[Example]]:
     left, world = iter(batches), get_world_size()
     while some := list(islice(left, world)):
         try:
+            pickle.dumps(some[0])
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"a task for several ranks is made of functions with names, not of lambdas ({error})"
+            ) from None
+        try:
             results = turn(model, [*some, *[None] * (world - len(some))])
         except RuntimeError as error:  # gloo: the connection was closed
             raise UserError(
@@ -62,7 +69,7 @@ def dealt(model: Any, batches: Iterable[Batch]) -> Iterator[list[Example]]:
 
 
 def turn(model: Any, jobs: list[Any] | None = None) -> Any:
-    """One round: every rank gets its job from rank 0, which gets all that was made of them."""
+    """One round: every rank gets its job from rank 0, which gets all the results."""
     from torch import distributed
 
     job: list[Any] = [None]

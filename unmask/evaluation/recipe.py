@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,14 +25,15 @@ from unmask.decoding.settings import rules, simple
 from unmask.errors import UserError
 from unmask.generation import Decoding, reading
 from unmask.models.model import Model
-from unmask.tasks import Rows, Task
+from unmask.plugins import called, code_hash
+from unmask.tasks import Rows, Task, known
 
 
 @dataclass(frozen=True)
 class Options(Decoding):
     """How to decode and how to grade, the same for every method of an evaluation."""
 
-    seeds: int = 1  # runs of a method that draws
+    seeds: int = 1  # runs of a method that draws at random
     mode: str = ""  # of grading; the parity modes are recorded beside it anyway
     allow_code: bool = False
     unisolated: bool = False
@@ -45,8 +47,10 @@ class Options(Decoding):
             raise UserError("an evaluation decodes whole responses, one for each row: leave out infill and samples")
 
 
-def for_task(task: Task, methods: Sequence[str], wanted: Mapping[str, Any] | None = None) -> dict[str, Strategy]:
-    """Methods by name with the task's anchor and (kappa, beta, gamma), then the user's settings."""
+def for_task(
+    task: Task, methods: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any] | None = None
+) -> dict[str, Strategy]:
+    """Methods by name (or strategies by what they are called) with the task's anchor and (kappa, beta, gamma), then the user's settings."""
     return strategies(methods, wanted or {}, {**task.settings, "text": task.anchor})
 
 
@@ -66,9 +70,17 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
     """Everything that decides which tokens come out. Two runs with one recipe give the same answers."""
     length = options.length or task.length
     asked = json.dumps([task.ask(row, rows.few_shot) for row in rows.rows], ensure_ascii=False)
-    later = {
-        name: value for name in ("system", "ban") if (value := getattr(options, name))
-    }  # absent from older recipes
+    if re.search(
+        r"<[^<>]* at 0x[0-9a-f]+>", repr(strategy)
+    ):  # an address: it says nothing, or next time something else
+        raise UserError(f"a rule must show its settings: make it a frozen dataclass; this is {strategy!r:.200}")
+    later = {  # only where there is something to say, so that older recipes stay as they were
+        "system": options.system,
+        "ban": options.ban,
+        "code_sha256": code_hash(strategy, task),
+        "grader": other_grader(task),
+        "grader_version": task.grader_version,
+    }
     return {
         "strategy": repr(strategy),
         "denoiser": repr(model.denoiser(options.cfg, options.cache)),
@@ -95,12 +107,19 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
         "data_sha256": rows.data.sha256,
         "prompts_sha256": hashlib.sha256(asked.encode()).hexdigest(),
         "rows": len(rows.rows),
-        **later,
+        **{name: value for name, value in later.items() if value},
     }
 
 
+def other_grader(task: Task) -> str:
+    """The name of a grader that is not the one this task was published with; "" where it is."""
+    built_in = known().get(task.name)
+    same = built_in and (built_in.grade, built_in.modes) == (task.grade, task.modes)
+    return "" if same else called(task.grade)
+
+
 def settings(strategy: Strategy) -> dict[str, Any]:
-    """The method's settings by name, as data: what figures and reports read of a run."""
+    """The method's settings by name, as data: what figures and reports read from a run."""
     own = {"block": strategy.block, "pace": strategy.pace, "confidence": type(strategy.confidence).__name__}
     return {
         **{f.name: value for rule in rules(strategy) for f in fields(rule) if simple(value := getattr(rule, f.name))},
@@ -109,7 +128,7 @@ def settings(strategy: Strategy) -> dict[str, Any]:
 
 
 def stem(name: str, identity: Mapping[str, Any]) -> str:
-    """What a run's files are called: the method and the hash of its recipe."""
+    """The name of a run's files: the method and the hash of its recipe."""
     return f"{name}-{digest(identity)[:12]}"
 
 

@@ -35,7 +35,7 @@ SUMMARY = (
 
 
 def records(places: Sequence[str]) -> list[Record]:
-    """The finished runs in these folders and files, one record a run, methods that drew joined over their seeds."""
+    """The finished runs in these folders and files, one record per run, methods that draw at random joined over their seeds."""
     found: list[Record] = []
     for place in places:
         path = Path(place)
@@ -70,7 +70,7 @@ def checked(record: Record, file: Path) -> Record:
 
 
 def joined(found: Sequence[Record]) -> list[Record]:
-    """Runs whose recipes differ in the seed only, as one."""
+    """Runs whose recipes differ only in the seed, as one."""
     groups: dict[str, list[Record]] = {}
     for record in found:
         key = json.dumps({k: v for k, v in record["recipe"].items() if k != "seed"}, sort_keys=True, default=str)
@@ -90,7 +90,7 @@ def joined(found: Sequence[Record]) -> list[Record]:
 
 
 def examples(record_or_file: str | Path) -> list[Record]:
-    """The examples of a run. A last line that a crash tore is passed over."""
+    """The examples of a run. A last line torn by a crash is skipped."""
     path = Path(record_or_file).with_suffix(".jsonl")
     lines = read_text(path).split("\n")
     found = []
@@ -142,7 +142,7 @@ def line(record: Record, beside: Beside = lambda record: None) -> dict[str, Any]
 
 
 def by_compute(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Accuracy against forwards beside accuracy against steps: at each number of forwards, the best that takes no more."""
+    """Accuracy against forwards beside accuracy against steps: at each number of forwards, the best run that takes no more."""
     found = []
     for model, task in dict.fromkeys((row["model"], row["task"]) for row in lines):
         best = -1.0
@@ -156,7 +156,7 @@ def by_compute(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def comparisons(found: Sequence[Record]) -> list[dict[str, Any]]:
-    """Every two runs on the same rows of the same data: paired difference, interval, McNemar's p."""
+    """Every pair of runs on the same rows of the same data: paired difference, interval, McNemar's p."""
     pairs = []
     alike = ("model", "task", "data_sha256", "prompts_sha256")
     for i, a in enumerate(found):
@@ -224,7 +224,7 @@ def write(places: Sequence[str], style: str, out: str | None, beside: Beside = l
 
 
 def plot(found: Sequence[Record], path: Path, beside: Beside = lambda record: None) -> None:
-    """Accuracy against steps and, on the same scale beside it, against forwards; one pair of panels a model and task."""
+    """Accuracy against steps and, on the same scale beside it, against forwards; one pair of panels per model and task."""
     try:
         import matplotlib
     except ImportError:
@@ -308,7 +308,7 @@ def table_of_summary(summary: Mapping[str, Any]) -> str:
 
 
 def single(place: str, method: str | None) -> Record:
-    """The one run a word on the command line means."""
+    """The one run that a word on the command line refers to."""
     found = [record for record in records([place]) if method in (None, record["method"])]
     if not found:
         raise UserError(f"{place} has no finished run of {method}")

@@ -1,4 +1,4 @@
-"""How sure an accuracy is, and whether two methods differ on the same rows."""
+"""How certain an accuracy is, and whether two methods differ on the same rows."""
 
 from __future__ import annotations
 

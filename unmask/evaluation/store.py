@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from unmask.errors import UserError
@@ -17,7 +18,7 @@ Example = dict[str, Any]
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process a folder. The lock goes with the process, however it ends."""
+    """One process per folder. The lock ends with the process, however that ends."""
     import fcntl
 
     try:
@@ -39,31 +40,63 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def finished(path: Path, batches: Sequence[Sequence[int]]) -> list[Example]:
-    """The examples of the batches a previous run completed. A torn last line and an unfinished batch are dropped and the
-    batch is done again whole, so that a resumed run equals a straight one."""
+def examples(path: Path) -> dict[int, Example]:
+    """The examples of a run by the index of their row; what a crash has torn is left out."""
     found: dict[int, Example] = {}
-    if not path.exists():
-        return []
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     for line in lines:
-        try:
+        with suppress(ValueError, KeyError, TypeError):
             example = json.loads(line)
             found[example["index"]] = example
-        except (ValueError, KeyError, TypeError):  # torn by a crash
-            continue
-    kept = [found[i] for batch in batches if all(i in found for i in batch) for i in batch]
+    return found
+
+
+def finished(
+    path: Path, batches: Sequence[Sequence[int]], given: Mapping[int, Example] = MappingProxyType({})
+) -> list[Example]:
+    """The examples that were given (borrowed), and those of the batches a previous run completed. A torn last line and an
+    unfinished batch are dropped and the batch is done again whole, so that a resumed run equals a straight one."""
+    found = examples(path)
+    kept = [*given.values(), *(found[i] for batch in batches if all(i in found for i in batch) for i in batch)]
     content = "".join(json.dumps(example, ensure_ascii=False) + "\n" for example in kept).encode()
-    if content != b"\n".join(lines):
+    if content != (path.read_bytes() if path.exists() else b""):
         write_bytes(path, content)
     return kept
 
 
+def borrowed(
+    lines: Path, about: Path, identity: Mapping[str, Any], prompts: Sequence[Any], golds: Sequence[Any]
+) -> dict[int, Example]:
+    """Answers to the same prompts, by index, from runs of this folder that differ in their number of rows alone (--limit).
+
+    They stand: a row draws by its own number, and the rows it is batched with change its tokens only where two scores are
+    equal but for rounding. Each says in "from" which run decoded it. A run borrows when it begins; resumed, it keeps those.
+    """
+    if lines.exists():
+        return {i: example for i, example in examples(lines).items() if "from" in example}
+    found: dict[int, Example] = {}
+    for other in sorted(about.parent.glob("*.json")):
+        try:
+            record = json.loads(other.read_text())
+            theirs, sha256 = dict(record["recipe"]), record["recipe_sha256"]
+        except (OSError, ValueError, KeyError, TypeError):  # a summary, or no record of ours
+            continue
+        if other != about and _but_for_rows(theirs) == _but_for_rows(json.loads(json.dumps(identity, default=str))):
+            for i, example in examples(other.with_suffix(".jsonl")).items():
+                if i < len(prompts) and (example["prompt"], example["gold"]) == (prompts[i], golds[i]):
+                    found.setdefault(i, {"from": sha256, **example})
+    return found
+
+
+def _but_for_rows(recipe: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in recipe.items() if name not in ("rows", "prompts_sha256")}
+
+
 def append(path: Path, examples: Sequence[Example]) -> None:
-    """On the disk before the next batch begins."""
+    """On disk before the next batch begins."""
     try:
         with path.open("ab") as file:
             file.write("".join(json.dumps(example, ensure_ascii=False) + "\n" for example in examples).encode())

@@ -1,6 +1,6 @@
 """Choose (kappa, beta, gamma) for a task and a model on its tuning rows: the paper's sweep, or successive halving.
 
-A Point is one triple of the grid. Every point meets the same rows in the same order, so two points are compared row by row.
+A Point is one triple of the grid. Every point is tried on the same rows in the same order, so two points are compared row by row.
 Rows come in stages (16, 32, 64, 128 of them for 128); each stage's new rows are one folder of `unmask eval` runs, which
 both ways share: nothing is decoded twice."""
 
@@ -70,7 +70,7 @@ class Sweep:
 
     @property
     def full_forwards(self) -> int:
-        """Forwards of the full sweep; a point that was dropped counts on with the mean of its rows."""
+        """Forwards of the full sweep; a dropped point is counted on at the mean of its rows."""
         return round(sum(sum(f for _, f in seen) / len(seen) * self.count for seen in self.seen.values()))
 
 
@@ -82,7 +82,7 @@ def points(grid: Mapping[str, Sequence[float]], default: Point) -> list[Point]:
 
 
 def values(name: str, text: str | None) -> tuple[float, ...]:
-    """The values a flag lists, "6,8,10"; the paper's where it was not given."""
+    """The values a flag lists, "6,8,10"; the paper's if it was not given."""
     if text is None:
         return GRID[name]
     try:
@@ -113,13 +113,13 @@ def survivors(right: Mapping[Point, Sequence[bool]], default: Point) -> list[Poi
 
 
 def nearest(point: Point, default: Point, everywhere: Sequence[Point]) -> float:
-    """Distance to the default, each setting measured in the width of its range."""
+    """Distance to the default, each setting measured relative to the width of its range."""
     widths = [(max(values) - min(values)) or 1.0 for values in zip(*everywhere, strict=True)]
     return round(sum(abs(a - b) / w for a, b, w in zip(point, default, widths, strict=True)), 9)
 
 
 def search(everywhere: Sequence[Point], default: Point, rows: Sequence[int], decode: Decode, halving: bool) -> Sweep:
-    """Every stage's new rows by all points, or, with halving, by those still in. The most rows right wins; of equals the
+    """Every stage's new rows by all points, or, with halving, by those still in. The most rows right wins; ties go to the
     one nearest the default, then the smaller kappa, beta, gamma."""
     seen: dict[Point, list[Outcome]] = {point: [] for point in everywhere}
     alive, done, taken = list(everywhere), 0, []
@@ -240,7 +240,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def told(record: Mapping[str, Any]) -> str:
-    """What was chosen, how sure that is, and what it cost."""
+    """What was chosen, how certain that is, and what it cost."""
     against, chosen = record["default"], Point(**{name: record["settings"][name] for name in Point._fields})
     usual, n = Point(**against["settings"]), record["rows"]
     out = [
@@ -309,7 +309,7 @@ def check_model(path: str | Path, record: Mapping[str, Any], model: Any) -> None
 def otherwise(
     path: str | Path, methods: Mapping[str, Strategy], wanted: Mapping[str, Any], length: int, steps: int | None
 ) -> str | None:
-    """A line that says so where the settings were tuned with another method, L or T than they are used with."""
+    """A line that says so if the settings were tuned with another method, L or T than they are used with."""
     record = read(path)
     made = tuple(record.get(name) for name in ("method", "length", "steps"))
     runs = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import time
 import warnings
 from collections import Counter
@@ -26,9 +27,10 @@ from unmask.evaluation.evaluate import Batch, evaluate, run_batch
 from unmask.evaluation.recipe import Options
 from unmask.evaluation.store import Example
 from unmask.models.loading import BUNDLED, load
+from unmask.plugins import FILES
 
-LOST = 3  # workers that may die of one batch, or while loading, before the run stops
-PATIENCE = 60  # seconds without a worker before the user is told what is waited for
+LOST = 3  # how many workers one batch, or loading, may kill before the run stops
+PATIENCE = 60  # seconds without a worker before the user is told what we are waiting for
 
 
 def ray() -> Any:
@@ -37,7 +39,7 @@ def ray() -> Any:
         os.environ.setdefault(name, "0")
     os.environ.setdefault(
         "RAY_NUM_REDIS_GET_RETRIES", "1"
-    )  # what is no Ray cluster is found out in one try, not twenty
+    )  # one try is enough to find out that there is no Ray cluster, not twenty
     try:
         import ray
     except ImportError:
@@ -62,12 +64,12 @@ def connect(address: str | None, cpus: int) -> None:
                 raise UserError(f"there is no Ray cluster at {address}; `ray start --head` starts one") from None
     library = ray()
     library._private.worker._worker_logs_enabled = (
-        False  # it would tell of deaths on standard output, which is the user's
+        False  # it would report deaths on standard output, which is the user's
     )
     try:
         try:
             library.init(**options)
-        except Exception:  # it gives up after 15 s where a busy machine would need 20: once more
+        except Exception:  # it gives up after 15 s, and a busy machine may need 20: try once more
             if address is not None:
                 raise
             library.shutdown()
@@ -82,7 +84,7 @@ def connect(address: str | None, cpus: int) -> None:
 
 
 class Worker:
-    """A replica in a process of its own."""
+    """A replica in its own process."""
 
     def load(self, loading: Mapping[str, Any], threads: int, known: Mapping[str, str]) -> None:
         import torch
@@ -106,7 +108,7 @@ def fingerprint(model: Any) -> dict[str, str]:
 
 class Workers:
     """`loading` are the arguments of `unmask.load`. A CPU worker has `threads`, else OMP_NUM_THREADS, else 1, so that results do
-    not depend on how many workers there are; where there are GPUs, each worker has one of its own."""
+    not depend on how many workers there are; if there are GPUs, each worker has one of its own."""
 
     def __init__(self, loading: Mapping[str, Any], count: int, address: str | None = None, threads: int | None = None):
         if count < 1:
@@ -182,6 +184,8 @@ class Workers:
         """The examples of each batch, as they are done. Whoever is idle takes the next; what a dead worker had is done again."""
         from ray.exceptions import RayError, RayTaskError
 
+        for name in FILES:  # what came from FILE.py travels with the batches: another machine may not have the file
+            self.ray.cloudpickle.register_pickle_by_value(sys.modules[name])
         left, again, done = iter(batches), [], []  # type: ignore[var-annotated]
         lost: Counter[int | str] = Counter()
         try:
@@ -263,7 +267,7 @@ def _obituary(job: Batch | str) -> str:
 
 
 def speedup(rows: int = 32, repeats: int = 2) -> float | None:
-    """How many times sooner 2 workers are done than 1, each with 1 thread: `evaluate` on the bundled model, workers loaded, the
+    """How many times as fast 2 workers are as 1, each with 1 thread: `evaluate` on the bundled model, workers loaded, the
     best times of rounds that take turns. None without Ray or a second core."""
     from unmask.decoding.methods import method
     from unmask.tasks import find
@@ -281,7 +285,7 @@ def speedup(rows: int = 32, repeats: int = 2) -> float | None:
         with ExitStack() as stack, TemporaryDirectory() as folder:
             tiny = {"name": "tiny", "device": "cpu"}
             pools = [stack.enter_context(Workers(tiny, count, threads=1)) for count in (1, 2)]
-            for turn in range(-1, repeats):  # the first is for loading: a batch a worker
+            for turn in range(-1, repeats):  # the first is for loading: one batch per worker
                 for pool in pools:
                     begun = time.perf_counter()
                     out = f"{folder}/{turn}-{pool.count}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +29,7 @@ class Opens(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward an ask, of the rows that ask."""
+    """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward per ask, over the rows that ask."""
 
     module: Backbone = field(repr=False)
 
@@ -79,7 +80,8 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class Foreign:
-    """Any module whose forward(input_ids, attention_mask) gives `.logits` (B, P + L, V)."""
+    """Any module whose forward takes ids and returns logits (see `unmask.wrap`). Without an attention_mask it cannot be told
+    what is padding, so rows of unequal length are run one by one."""
 
     module: Any = field(repr=False)
     shift: bool = False
@@ -88,11 +90,28 @@ class Foreign:
         return self
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
-        canvas = ask.canvas
         _together(ask, "a wrapped module")
-        whole = self.module(input_ids=canvas.ids, attention_mask=canvas.valid.long()).logits
-        at = (canvas.start + slots - int(self.shift)).clamp(min=0)
+        ids, valid = ask.canvas.ids, ask.canvas.valid
+        takes = signature(self.module.forward).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+        if anything or "attention_mask" in takes:
+            whole = self._run(ids, anything or "input_ids" in takes, attention_mask=valid.long())
+        elif bool(valid.all()):
+            whole = self._run(ids, "input_ids" in takes)
+        else:  # what is to the left of a row is padding: nobody asks about it
+            each = [self._run(ids[i : i + 1, v], "input_ids" in takes) for i, v in enumerate(valid)]
+            whole = torch.cat([F.pad(one, (0, 0, ids.shape[1] - one.shape[1], 0)) for one in each])
+        at = (ask.canvas.start + slots - int(self.shift)).clamp(min=0)
         return lambda part: whole[rows[part], at[part]]
+
+    def _run(self, ids: Tensor, named: bool, **mask: Tensor) -> Tensor:  # (B, P + L, V)
+        made = self.module(input_ids=ids, **mask) if named else self.module(ids, **mask)
+        logits = made[0] if isinstance(made, (tuple, list)) else getattr(made, "logits", made)
+        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != ids.shape:
+            found = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+            name = type(self.module).__name__
+            raise UserError(f"{name} returns {found}; a wrapped module returns logits {(*ids.shape, 'vocabulary')}")
+        return logits
 
 
 @dataclass(frozen=True)
@@ -150,8 +169,8 @@ class _Regiving(_Guiding):
 
 @dataclass(frozen=True)
 class Cached:
-    """Fast-dLLM's caches around a module of ours: the first forward of a window is full and keeps every K and V; those
-    after it run from the window on (prefix) or the window alone (dual), on keys that otherwise stay as they were."""
+    """Fast-dLLM's caches around a module of ours: the first forward of a window is full and keeps every K and V; later
+    ones run from the window on (prefix) or the window alone (dual) and reuse all other keys and values unchanged."""
 
     module: Backbone = field(repr=False)
     dual: bool = False

@@ -28,7 +28,7 @@ GREY = (127, 127, 127)  # 255 times SigLIP's mean, as the published code rounds 
 def opened(source: Any) -> Any:
     """An RGB Pillow image, from a path, bytes, a data: URL, a Hub row's {"bytes": ...} or Pillow's own.
 
-    It stands upright by its EXIF tag. Transparency is dropped, not blended: the published code does the same.
+    It is turned upright by its EXIF tag. Transparency is dropped, not blended: the published code does the same.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -111,7 +111,7 @@ def _archive(path: Path) -> zipfile.ZipFile:
 
 
 def best_grid(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The resolution that shows most of the picture's own pixels, then wastes least; the first of equals."""
+    """The resolution that shows most of the picture's own pixels, then wastes least; ties go to the first."""
 
     def shown(grid: tuple[int, int]) -> tuple[int, int]:
         scale = min(grid[0] / size[0], grid[1] / size[1])
@@ -136,7 +136,7 @@ def fitted(image: Any, grid: tuple[int, int]) -> Any:
 
 
 def squared(image: Any) -> Any:
-    """The picture centred on a grey square; beyond 4,096 a side it is scaled down first, for the square must be held."""
+    """The picture centred on a grey square; above 4,096 pixels a side it is scaled down first, as the square must fit in memory."""
     from PIL import Image
 
     if max(image.size) > LARGE:

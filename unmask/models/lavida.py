@@ -1,6 +1,6 @@
 """LaViDa-LLaDA: LLaDA that sees. The published config.json and tensor names, transformers' SigLIP, no remote code.
 
-d = d_model, v views of a picture, n x n patches a view, m = ceil(n / 2), N image tokens of a picture.
+d = d_model, v views of a picture, n x n patches per view, m = ceil(n / 2), N image tokens of a picture.
 In ids, IMAGE stands where a token of a picture stands; `Seeing` puts the pictures there, so the loop and the wrappers
 around denoisers (guidance, caches) know nothing of them.
 """
@@ -97,7 +97,7 @@ class LaViDaConfig(LLaDAConfig):
 
     @property
     def pooled(self) -> int:
-        """m: tokens a view is wide and high, after pooling."""
+        """m: the width and height of a view in tokens, after pooling."""
         return -(-(self.side // self.vision_config["patch_size"]) // 2)  # type: ignore[index]
 
     def tokens(self, size: tuple[int, int]) -> int:
@@ -188,7 +188,7 @@ class LlavaLladaForMaskedDiffusion(LLaDAModelLM):
         return F.interpolate(grid, size=(m, m), mode="bilinear").flatten(2).transpose(1, 2)
 
     def see(self, image: Any) -> Tensor:
-        """(N, d): an RGB Pillow image as tokens: the whole picture, then its rows in tiles, each ended by a newline."""
+        """(N, d): an RGB Pillow image as tokens: the whole picture, then its rows in tiles, each ending in a newline."""
         config, m = self.config, self.config.pooled
         seen = self.pool(self.project(self.features(pictures.views(image, config.side, config.grids))))
         newline = self.model.image_newline.to(seen)[None]  # type: ignore[operator, union-attr]
@@ -247,14 +247,14 @@ class VisionModel(Model):
         for image, piece in zip(images, rest, strict=True):
             more = self.tokens(piece)
             # The published tokenisation takes every later piece to begin with bos and drops its first token, which is
-            # the line end behind <image>. So do we, unless that would eat a word.
+            # the line break after <image>. So do we, unless that would eat a word.
             if begun and more and not self.tokenizer.decode(more[:1]).strip():
                 more = more[1:]
             ids += [IMAGE] * self.module.config.tokens(image.size) + more
         return ids
 
     def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Any:
-        """`images`: those of every row, one row after the other. Without a cache named: the published prefix mode."""
+        """`images`: those of every row, one row after the other. If no cache is named: the published prefix mode."""
         columns = max(len(self.tokenizer), self.vocab.mask_id + 1)
         return chain(Seeing(self.module, images, columns), cfg=cfg, cache=cache or "prefix-lm")
 
@@ -263,7 +263,7 @@ LlavaLladaForMaskedDiffusion.facade = VisionModel  # type: ignore[attr-defined]
 
 
 def _placed(prompt: str | Messages, count: int) -> str | Messages:
-    """The prompt with `<image>` before its last message for every picture, if it says nowhere where they go."""
+    """The prompt with an `<image>` before its last message for every picture, unless it says itself where they go."""
     if isinstance(prompt, str):
         return prompt if "<image>" in prompt or not count else "<image>\n" * count + prompt
     messages = [dict(m) for m in prompt]

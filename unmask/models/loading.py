@@ -38,7 +38,7 @@ def load(
 ) -> Model:
     """A published checkpoint by its hub id, a directory in the published layout, or the bundled "tiny".
 
-    device: by default a GPU where there is one. dtype: by default that of the checkpoint, float32 on a CPU.
+    device: by default a GPU if there is one. dtype: by default that of the checkpoint, float32 on a CPU.
     adapter: a directory with a PEFT LoRA. quantize: "int8" or "int4" (torchao), or any transformers quantisation config.
     frequencies: UNCODE's token frequency table (see `unmask frequencies`); by default the checkpoint's own, if it has one.
     """
@@ -84,7 +84,7 @@ def read_config(where: Path) -> dict[str, Any]:
 
 
 def check_device(device: Any, dtype: Any) -> None:
-    """Refuse a device that is not there, and a dtype that there is not."""
+    """Refuse a device that is not there, and a dtype that does not exist."""
     try:
         kind = torch.device(device).type if device is not None else "cpu"
     except RuntimeError:
@@ -104,7 +104,7 @@ def check_device(device: Any, dtype: Any) -> None:
 
 
 def located(name: str, revision: str | None) -> Path:
-    """The directory that holds the checkpoint, fetched from the hub where it must be."""
+    """The directory that holds the checkpoint, fetched from the hub if necessary."""
     if (BUNDLED / name / "config.json").is_file():
         return BUNDLED / name
     path = Path(name).expanduser()

@@ -16,6 +16,7 @@ from unmask.decoding.canvas import Canvas, Vocab
 from unmask.decoding.reading import Denoiser
 from unmask.errors import UserError
 from unmask.models.denoisers import Opens, chain
+from unmask.plugins import code_hash
 
 Messages = Sequence[dict[str, str]]
 ROLES = ("system", "user", "assistant")
@@ -28,7 +29,7 @@ class Model:
     tokenizer: Any = field(repr=False)
     vocab: Vocab
     shift: bool = False  # of a wrapped module; ours know their own
-    path: Path | None = field(default=None, repr=False)  # the checkpoint's directory, where it has one
+    path: Path | None = field(default=None, repr=False)  # the checkpoint's directory, if it has one
     adapter: Path | None = field(default=None, repr=False)  # the directory of the LoRA on it
 
     @property
@@ -93,17 +94,17 @@ class Model:
             raise UserError(f"the chat template of {self.name} fails ({why:.120}); mend it, or pass --raw") from error
 
     def tokens(self, text: str) -> list[int]:
-        """The ids of a piece of text alone: nothing added before or behind it."""
+        """The ids of a piece of text alone: nothing is added before or after it."""
         return list(self.tokenizer(whole_text(text), add_special_tokens=False)["input_ids"])
 
     def text(self, ids: Sequence[int] | Tensor) -> str:
-        """Text without end-of-text and mask tokens; what stands behind an end-of-text token is kept."""
+        """Text without end-of-text and mask tokens; what follows an end-of-text token is kept."""
         drop = {self.vocab.mask_id, *self.vocab.eot_ids}
         kept = [i for i in (ids.tolist() if isinstance(ids, Tensor) else ids) if i not in drop]
         return self.tokenizer.decode(kept, skip_special_tokens=True)
 
     def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Opens:
-        """What predicts. `images`: the pictures of every row that has some, one row after the other, as Pillow images."""
+        """What predicts. `images`: the pictures of every row that has any, one row after the other, as Pillow images."""
         return chain(self.module, cfg=cfg, cache=cache, shift=self.shift)
 
     def begin(self, canvas: Canvas, images: Sequence[Any] = ()) -> Denoiser:
@@ -112,7 +113,8 @@ class Model:
     @cached_property
     def weights_hash(self) -> str:
         """sha256 of the weight files, an adapter's and its scale among them, wherever they are; of a sample of every file beyond
-        256 MB, which is quick and still tells files apart."""
+        256 MB, which is quick and still tells files apart. Of a wrapped module, which has no files: all of its weights, and the
+        code of its classes."""
         digest = hashlib.sha256()
         files = sorted(self.path.glob("*.safetensors")) if self.path else []
         files += sorted(self.adapter.glob("adapter_*")) if self.adapter else []  # weights and adapter_config.json
@@ -124,11 +126,18 @@ class Model:
                     f.seek(start)
                     digest.update(f.read(size if size <= 2**28 else 2**20))
         if not files:
+            digest.update(code_hash([type(module) for module in self.module.modules()]).encode())
             for name, value in self.module.state_dict().items():
-                digest.update(
-                    name.encode() + value.detach().cpu().contiguous().flatten()[:4096].float().numpy().tobytes()
-                )
+                digest.update(f"{name}:{getattr(value, 'dtype', '')}:{list(getattr(value, 'shape', []))};".encode())
+                digest.update(_bytes(value))
         return digest.hexdigest()
+
+
+def _bytes(value: Any) -> Any:
+    """All of a tensor's numbers as they are; a module may keep other state, too."""
+    if not isinstance(value, Tensor):
+        return repr(value).encode()
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def whole_text(text: Any) -> str:
@@ -145,7 +154,7 @@ def whole_text(text: Any) -> str:
 
 
 def newlines(tokenizer: Any) -> tuple[int, ...]:
-    """The token that ends a line, where the tokenizer has one."""
+    """The token that ends a line, if the tokenizer has one."""
     ids = tokenizer("\n", add_special_tokens=False)["input_ids"] if callable(tokenizer) else []
     return tuple(ids) if len(ids) == 1 and ids[0] != getattr(tokenizer, "unk_token_id", None) else ()
 
@@ -159,7 +168,13 @@ def wrap(
     shift: bool = False,
     frequency: Tensor | None = None,
 ) -> Model:
-    """Any module whose forward(input_ids, attention_mask) gives `.logits`; `shift` when they are next-token aligned.
-    `frequency` (V,) is what UNCODE needs."""
-    vocab = Vocab(mask_id, tuple(eot_ids), frequency, newlines(tokenizer))
-    return Model(type(module).__name__, module.eval(), tokenizer, vocab, shift)
+    """Any module whose forward takes token ids (B, P + L), and an attention_mask if it has such a parameter, and returns logits
+    (B, P + L, V): as a tensor, as the first of a tuple, or as `.logits`. `shift` when they are next-token aligned. `frequency`
+    (V,) is what UNCODE needs."""
+    return Model(
+        type(module).__name__,
+        module.eval(),
+        tokenizer,
+        Vocab(mask_id, tuple(eot_ids), frequency, newlines(tokenizer)),
+        shift,
+    )

@@ -1,4 +1,4 @@
-"""What the toy suite says of the bundled model: gates on the model alone, then the paper's claims on rows nobody has looked at.
+"""What the toy suite says about the bundled model: gates on the model alone, then the paper's claims on rows nobody has looked at.
 
 The runs are those of `unmask reproduce`, on all three tasks and on more rows."""
 

@@ -32,14 +32,14 @@ class Gap(NamedTuple):
 
     @classmethod
     def between(cls, x: Sequence[Sequence[float]], y: Sequence[Sequence[float]]) -> Gap:
-        """Means over the tasks of the means over a task's rows: a task of many rows counts no more than one of few."""
+        """The mean over tasks of each task's mean: a task with many rows counts no more than one with few."""
         a, b = level(x), level(y)
         gaps = [[v - w for v, w in zip(one, other, strict=True)] for one, other in zip(x, y, strict=True)]
         reach = Z * math.sqrt(sum(spread(task) ** 2 / len(task) for task in gaps)) / len(gaps)
         return cls(a, b, a - b, a - b - reach, a - b + reach)
 
     def told(self, ours: str, theirs: str, what: str) -> str:
-        """ "sacm 71.3 is 12.0 [8.1, 15.9] points above suffix-anchor 59.3": of "under", the interval is turned round, too."""
+        """ "sacm 71.3 is 12.0 [8.1, 15.9] points above suffix-anchor 59.3": for "under", the interval is turned round, too."""
         scale, digits, unit = (1, 2, "") if what else (100, 1, " points")
         low, high, side = (self.low, self.high, "above") if self.difference >= 0 else (-self.high, -self.low, "under")
         a, b, gap, least, most = (

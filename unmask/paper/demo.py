@@ -1,4 +1,4 @@
-"""What the paper says, seen on the bundled model: one question by three methods, a table over a few dozen, a replay."""
+"""What the paper says, seen on the bundled model: one question decoded by three methods, a table over a few dozen, a replay."""
 
 from __future__ import annotations
 

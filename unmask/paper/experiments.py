@@ -1,6 +1,6 @@
 """The paper's tables and figures as records, and each of them in small for a model with short responses.
 
-A Cell is one run, the cell of the paper it comes from, and whether the paper's number may stand beside it."""
+A Cell is one run, the cell of the paper it comes from, and whether the paper's number may be shown beside it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unmask.paper import numbers
 from unmask.paper.numbers import Published
 from unmask.tasks import find
 
-LONGEST = 256  # L of the paper's ablations: what a small version is in proportion to
-# Which bundled tasks stand in the place of the paper's; the first has the paper's number beside it.
+LONGEST = 256  # L of the paper's ablations: small versions are scaled from it
+# Which bundled tasks stand in for the paper's; the first has the paper's number beside it.
 PLACES: dict[str, tuple[str, ...]] = {"gsm8k": ("cups",), "math500": ("stories",), "strategyqa": ("compass",)}
 ONE, ALL = {"gsm8k": ("cups",)}, {"gsm8k": ("cups", "stories", "compass")}
 
@@ -45,11 +45,11 @@ class Cell:
     run: Run
     changes: Mapping[str, Any]  # settings that differ from the method's row, as they are here
     source: Published
-    beside: bool  # the paper's number may stand beside it: the same task, or the one in its place
+    beside: bool  # the paper's number may be shown beside it: the same task, or its stand-in
 
     @property
     def configuration(self) -> tuple[Any, ...]:
-        """What is alike in cells that differ in the task only; shares, so that it is the same in small."""
+        """What cells that differ only in the task have in common; as shares, so that it is the same in small."""
         source = self.source
         whole = numbers.LENGTH.get(source.task, 128)
         return (
@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def fits(self) -> bool:
-        """A block takes a forward at least: more blocks than steps would be more forwards than everybody else has."""
+        """A block takes at least one forward: more blocks than steps would mean more forwards than the other methods get."""
         strategy = self.run.strategy
         steps = self.run.steps or strategy.pace * self.run.length
         return not strategy.block or math.ceil(self.run.length / strategy.block) <= steps
@@ -105,7 +105,7 @@ class Experiment:
     kind: str = "accuracy"  # or efficiency, sweep, histogram
     split: str = "test"
     count: int | None = None  # rows of the paper; None: all
-    small: int = 50  # rows a task on the bundled model
+    small: int = 50  # rows per task on the bundled model
     places: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: PLACES)
     lengths: tuple[int, ...] = ()  # in small: further lengths that the paper has no number for
     absent: str = ""  # why it has no small version
@@ -116,7 +116,7 @@ class Experiment:
         return (cell for cell in self._cells(length, limit) if cell.fits == fit)
 
     def _cells(self, length: int | None, limit: int | None) -> Iterator[Cell]:
-        if limit and self.kind == "efficiency":  # seconds a sample need no more samples
+        if limit and self.kind == "efficiency":  # seconds per sample need no more samples
             limit = min(limit, self.small)
         for source in (*self.answers, *self.shares):
             if length is None:
@@ -265,7 +265,7 @@ EXPERIMENTS = {
 }  # fmt: skip
 
 
-# The runs a figure is drawn of: experiments, and which of their cells.
+# The runs a figure is drawn from: experiments, and which of their cells.
 ANCHORED = {"method": ("suffix-anchor", "sacm")}
 FIGURES: dict[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "effects": (("eot-ratio", {}),),

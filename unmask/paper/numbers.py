@@ -203,7 +203,7 @@ def sensitivity() -> Iterator[Published]:
 
 
 def family(model: str) -> str | None:
-    """The paper's name for a checkpoint, by its hub id or a folder called like it."""
+    """The paper's name for a checkpoint, by its hub id or a folder of that name."""
     tail = model.rstrip("/").rpartition("/")[2].lower()
     return next((name for known, name in MODELS.items() if known.rpartition("/")[2].lower() == tail), None)
 

@@ -30,14 +30,14 @@ from unmask.tasks import find
 from unmask.views.figures import BINS, early
 
 Block = tuple[str, Any]
-COST = 0.95  # of the plain throughput: what "negligible overhead" is taken for
+COST = 0.95  # of the plain throughput: what "negligible overhead" is taken to mean
 
 
 # ---------------------------------------------------------------- tables
 
 
 def accuracy_rows(cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
-    """Model by model, a task's rows together: what is compared stands together; then the averages over the tasks."""
+    """Model by model, task by task, so that what is compared is together; then the averages over the tasks."""
     rows = []
     for model in dict.fromkeys(cell.source.model for cell in cells):
         mine = [cell for cell in cells if cell.source.model == model]
@@ -80,7 +80,7 @@ def accuracy_row(cell: Cell, book: Book) -> dict[str, Any]:
 
 
 def average_row(cells: Sequence[Cell], book: Book) -> dict[str, Any]:
-    """A method over its tasks, each counting alike, ours and the paper's; the interval is put together of the tasks'."""
+    """A method over its tasks, each counting equally, ours and the paper's; the interval is combined from the tasks'."""
     rows, records = [accuracy_row(cell, book) for cell in cells], [book.record(cell.run) for cell in cells]
     found = {"task": f"average of {len(cells)}", "method": rows[0]["method"], "ours": "not run here"}
     found["settings"] = rows[0]["settings"] if len({row["settings"] for row in rows}) == 1 else "as above"
@@ -124,7 +124,7 @@ def settings(cell: Cell) -> str:
 
 
 def histogram_rows(cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
-    """A bin a line, a method a column: the share, in percent, of what the first 15 % of the steps decoded."""
+    """One line per bin, one column per method: the share, in percent, of what the first 15 % of the steps decoded."""
     bins: dict[str, list[float]] = {}
     anchor: set[int] = set()
     length = cells[0].run.length
@@ -190,7 +190,7 @@ def efficiency_blocks(e: Experiment, cells: Sequence[Cell], book: Book) -> list[
 
 
 def sweep_blocks(cells: Sequence[Cell], book: Book) -> list[Block]:
-    """A task a line: the point that the sweep chooses, and the paper's."""
+    """One line per task: the point that the sweep chooses, and the paper's."""
     rows, clauses = [], []
     for task in dict.fromkeys(cell.run.task for cell in cells):
         found = [cell for cell in cells if cell.run.task == task]
@@ -321,7 +321,7 @@ def reading(length: int | None, setting: Setting) -> str:
 
 
 def versions(jobs: Sequence[Job], book: Book) -> str:
-    """By what and where the runs were made, as they say themselves."""
+    """What made the runs, and where, as they say themselves."""
     found: Counter[str] = Counter()
     for job in jobs:
         about = (book.record(job.run) or {})["provenance"]

@@ -40,7 +40,7 @@ class Absent(Exception):
 
 
 def directory(name: str) -> Path | None:
-    """Where a checkpoint lies on this machine, if it does."""
+    """Where a checkpoint is on this machine, if it is there."""
     for path in (BUNDLED / name, Path(name).expanduser()):
         if (path / "config.json").is_file():
             return path
@@ -56,7 +56,7 @@ def directory(name: str) -> Path | None:
 
 
 def check(given: Sequence[str]) -> None:
-    """A folder that is not there is a slip of the pen; a hub id may still be fetched."""
+    """A folder that is not there is a typing mistake; a hub id may still be fetched."""
     for name in given:
         if directory(name) is None and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
             raise UserError(
@@ -254,7 +254,7 @@ def planned(experiments: Sequence[Experiment], setting: Setting, shelf: Shelf, d
 
 
 def _remembered(setting: Setting) -> Callable[[Run], Rows]:
-    """The rows of a run, read once; what is not there is said each time."""
+    """The rows of a run, read once; what is missing is reported each time."""
     kept: dict[Any, Rows | Absent] = {}
 
     def load(run: Run) -> Rows:
@@ -299,12 +299,12 @@ def _job(
 
 
 def default_batch(rows: int, small: int | None) -> int:
-    """In small a run is two batches, so that two workers share it: a batch is part of the recipe, how many workers there are is not."""
+    """In small a run is two batches, so that two workers can share it: a batch is part of the recipe, how many workers there are is not."""
     return min(math.ceil(rows / 2), 32) if small else 8
 
 
 def timed(model: Model, run: Run, rows: Rows, batch: int) -> tuple[float, float]:
-    """(seconds a token of a forward, tokens of a prompt), by a batch of real rows: one forward to warm up, then two."""
+    """(seconds per token of a forward, tokens per prompt), from a batch of real rows: one forward to warm up, then two."""
     task, some = find(run.task), rows.rows[:batch]
     prompts = [task.ask(row, rows.few_shot) for row in some]
     images = [picture(task, row, rows.data.root) for row in some] if task.image else None
@@ -318,7 +318,7 @@ def timed(model: Model, run: Run, rows: Rows, batch: int) -> tuple[float, float]
 
 
 def plan_lines(experiments: Sequence[Experiment], book: Book, setting: Setting) -> list[dict[str, Any]]:
-    """An experiment a line. A run that several ask for counts where it is asked for first."""
+    """One line per experiment. A run that several ask for counts where it is asked for first."""
     length, counted, lines = small_length(setting.given), set(), []
     missing = {job.run for job in book.missing}
     for e in experiments:

@@ -111,8 +111,8 @@ def _decode(model: Model, job: Job, pool: Pool | None, tally: Tally, bar: Bar) -
 
 
 def speeds(model: Model, jobs: Sequence[Job]) -> dict[str, Any]:
-    """Seconds of every sample decoded alone, as the paper's latency is; the methods take turns, so that what else the
-    machine does falls on all of them. Kept in the folder: measured once on a machine."""
+    """Seconds of every sample decoded alone, as the paper's latency is; the methods take turns, so that whatever else the
+    machine does affects them all alike. Kept in the folder: measured once on a machine."""
     first, file = jobs[0], speed_file(jobs, str(model.device))
     task = find(first.run.task)
     if file.exists():
@@ -146,12 +146,12 @@ def speeds(model: Model, jobs: Sequence[Job]) -> dict[str, Any]:
 def figure_records(
     kind: str, model: Model, task: Task, rows: Rows, options: Options, out: str | Path, report: Report = lambda *_: None
 ) -> list[dict[str, Any]]:
-    """The records of the runs that a figure is drawn of, decoded into a folder where they resume."""
+    """The records of the runs that a figure is drawn from, decoded into a folder where they resume."""
     files: dict[str, None] = {}
     for run in figure_runs(kind, task.name, options.length or task.length):
         asked = replace(options, length=run.length, steps=run.steps or options.steps)
         summary = evaluate(model, task, {run.method: run.strategy}, rows, asked, out, report)
         files |= dict.fromkeys(
             summary["methods"][run.method].get("files", [summary["methods"][run.method]["file"]])
-        )  # one a seed
+        )  # one per seed
     return records(list(files))

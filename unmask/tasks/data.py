@@ -78,7 +78,11 @@ class Source:
 
     def _advice(self) -> str:
         where = self.url or (f"https://huggingface.co/datasets/{self.repo}" if self.repo else "")
-        return f"get {self._names()}" + (f" from {where}" if where else "") + " and pass --data FILE_OR_FOLDER"
+        return (
+            f"get {self._names()}"
+            + (f" from {where}" if where else "")
+            + " and pass --data FILE_OR_FOLDER, or set UNMASK_DATA"
+        )
 
     @staticmethod
     def _match(root: Path, layouts: Sequence[Sequence[str]]) -> list[Path]:
@@ -141,6 +145,8 @@ class Source:
             return {}, f"a row must be an object, not {type(raw).__name__}"
         try:
             row = self.adapt(raw, name) if self.adapt else raw
+        except UserError as error:
+            return {}, str(error)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             return {}, f"cannot be read as a row ({type(error).__name__}: {error})"
         missing = [field for field in self.fields if row.get(field) is None]

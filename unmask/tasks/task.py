@@ -131,7 +131,9 @@ class Task:
     def tuning_rows(self, data: str | Path | None = None, skip_bad: bool = False) -> Loaded:
         """Rows for choosing settings. A question that is also among the test rows is left out, whatever the files say."""
         if self.tuning is None:
-            raise UserError(f"{self.name} has no train or validation split; the paper uses GSM8K's settings")
+            raise UserError(
+                f"{self.name} has no train or validation split; the paper uses GSM8K's settings: tune on another task"
+            )
         loaded = self.tuning.load(self.name, data, skip_bad, beside=True)
         tested = {" ".join(self.render(row).split()) for row in self.rows.load(self.name, data, skip_bad).rows}
         return replace(loaded, rows=[row for row in loaded.rows if " ".join(self.render(row).split()) not in tested])

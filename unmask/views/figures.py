@@ -70,7 +70,7 @@ def _cells(text: str) -> int:
 
 
 def _boxes(run: Run, width: float) -> list[tuple[float, int, float]]:
-    """Where each slot's box goes: x, line, width, in points. A masked box is as wide as the token that will stand there."""
+    """Where each slot's box goes: x, line, width, in points. A masked box is as wide as the token that will go there."""
     final, x, line, out = run.final().ids, 0.0, 0, []
     for token in final:
         wide = _cells(_piece(run, token)) * FONT * 0.602 + 3
@@ -239,7 +239,7 @@ def early(order: Sequence[int], steps: int) -> list[float]:
 
 def effects(found: Mapping[str, Sequence[tuple[float, Sequence[int], int]]]) -> Figure:
     """Fig. 2 from samples per method, each (EOT ratio, the step that committed each slot or -1, T): the EOT ratios, and
-    where the tokens of the first 15 % of steps stand, for the methods that have an anchor."""
+    where the tokens of the first 15 % of steps are, for the methods that have an anchor."""
     pyplot = _pyplot()
     anchored = [name for name, samples in found.items() if any(when < 0 for _, order, _ in samples for when in order)]
     figure, axes = pyplot.subplots(1, 1 + len(anchored), figsize=(2.0 + 2.3 * len(anchored), 1.9), squeeze=False,
@@ -275,7 +275,7 @@ def effects(found: Mapping[str, Sequence[tuple[float, Sequence[int], int]]]) -> 
 
 
 def samples(runs: Sequence[Run]) -> dict[str, list[tuple[float, list[int], int]]]:
-    """What `effects` takes, of traces."""
+    """What `effects` takes, from traces."""
     found: dict[str, list[tuple[float, list[int], int]]] = {}
     for run in _needed(runs):
         found.setdefault(run.method, []).append((run.eot_ratio(), run.final().when, len(run.steps)))
@@ -283,7 +283,7 @@ def samples(runs: Sequence[Run]) -> dict[str, list[tuple[float, list[int], int]]
 
 
 def samples_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, list[int], int]]]:
-    """What `effects` takes, of saved runs of `unmask eval`, in the order of the paper's table."""
+    """What `effects` takes, from saved runs of `unmask eval`, in the order of the paper's table."""
     place = {name: i for i, name in enumerate(METHODS)}
     found: dict[str, list[tuple[float, list[int], int]]] = {}
     for record in sorted(records, key=lambda record: place.get(record["method"], len(place))):
@@ -325,7 +325,7 @@ def _curve(
 
 
 def parallelism(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Accuracy against the step budget T, a line a method (and block size)."""
+    """Accuracy against the step budget T, one line per method (and block size)."""
     pyplot = _pyplot()
     lines: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
     for record in records:
@@ -369,8 +369,8 @@ def sensitivity(records: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def heat_map(points: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """A sweep: a panel a gamma, kappa by beta, colour and number the accuracy in percent. Hatched: dropped before all rows
-    were seen, so its number is of fewer rows. Framed: the one chosen; dashed: the default."""
+    """A sweep: one panel per gamma, kappa by beta, accuracy in percent as colour and number. Hatched: dropped before all rows
+    were seen, so its number comes from fewer rows. Framed: the one chosen; dashed: the default."""
     from matplotlib.patches import Rectangle
 
     pyplot = _pyplot()

@@ -23,14 +23,14 @@ ANCHOR = Style(color="#000000", bgcolor="#f0b429", bold=True)
 GIVEN = Style(italic=True)
 NEW = Style(bold=True, underline=True)
 MASK = "·"
-NARROW = 34  # columns below which methods stand one below the other
-FRAME = 1 / 30  # seconds a step is shown at least
+NARROW = 34  # narrower terminals show methods one below the other
+FRAME = 1 / 30  # seconds: the least time a step is shown
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def boxed(text: str) -> str:
-    """A token as it is shown: no control character of it reaches the terminal."""
+    """A token as it is shown: none of its control characters reach the terminal."""
     return CONTROL.sub("�", text.replace("\n", "↵")).strip() or "␣"
 
 
@@ -59,7 +59,7 @@ class Column:
         self.note, self.now, self.total = note, -1, max([1, *(when + 1 for when in self.when)])
 
     def text(self) -> Text:
-        """All boxes; neighbours are parted by a space, masks and ∅ are not."""
+        """All boxes; neighbours are separated by a space, masks and ∅ are not."""
         out, vocab, close = Text(), self.model.vocab, False
         for slot, token in enumerate(self.ids):
             anchor = self.anchors[slot]
@@ -95,7 +95,7 @@ class Column:
 
 
 class View:
-    """Columns side by side where there is room, else one below the other."""
+    """Columns side by side if there is room, otherwise one below the other."""
 
     def __init__(self, columns: list[Column], whole: bool = False):
         self.columns, self.whole = columns, whole  # whole: as long as it gets, for the last print
@@ -124,7 +124,7 @@ class View:
 
 
 class Screen:
-    """`with Screen(["sacm"], model) as screen: generate(..., watch=screen.columns)`. Draws nothing but on a terminal."""
+    """`with Screen(["sacm"], model) as screen: generate(..., watch=screen.columns)`. Draws only on a terminal."""
 
     def __init__(self, names: list[str], model: Any, console: Console | None = None):
         self.console = console or Console(file=sys.stdout)
@@ -147,7 +147,7 @@ class Screen:
                 self.console.print(View(self.columns, whole=True))
 
     def draw(self) -> None:
-        time.sleep(max(0.0, self.drawn + FRAME - time.monotonic()))  # a small model is quicker than the eye
+        time.sleep(max(0.0, self.drawn + FRAME - time.monotonic()))  # a small model is faster than the eye
         self.live.refresh()
         self.drawn = time.monotonic()
 

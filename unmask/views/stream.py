@@ -14,7 +14,7 @@ from unmask.models.model import Model
 
 
 class Stream:
-    """Writes the first row's text as it settles: the longest beginning without a mask. Where settled text may still change,
+    """Writes the first row's text as it settles: the longest beginning without a mask. If settled text may still change,
     only at the end."""
 
     def __init__(self, model: Model, out: TextIO, stop: Sequence[str] = ()):
@@ -31,7 +31,7 @@ class Stream:
             self._write(text)
 
     def end(self, text: str) -> None:
-        """What is left of the final text, and a line end."""
+        """What is left of the final text, and a line break."""
         if text.startswith(self.written):
             self._write(text)
         elif not self.written.startswith(text):

@@ -1,7 +1,7 @@
 """Trace: a watcher that remembers a decode, and the small file it is kept in (docs/traces.md).
 
 B rows, L response slots, T iterations. While decoding it only keeps tensors that exist anyway, (B, L) each: no copy to
-the host, no synchronisation. They become Runs, one a row, when the decode is over.
+the host, no synchronisation. They become Runs, one per row, when the decode is over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCALE = 10_000  # confidences are kept as integers in units of 1 / SCALE
 class Trace:
     """Watch a decode: `generate(model, prompts, watch=[trace := Trace()])`, then `trace.runs(model)`.
 
-    top: also keep the five best candidates of every committed slot. That costs a top-k over the vocabulary at every
+    top: also keep the five best candidates of every committed slot. That costs a top-k over the vocabulary for every
     asked slot and forward, so it is off by default.
     """
 
@@ -41,7 +41,7 @@ class Trace:
         self.clock = time.perf_counter()
 
     def __call__(self, step: Any, score: Any, chosen: Any) -> None:
-        if not self.decodes or self.decodes[-1].draws is not step.draws:  # each decode has random draws of its own
+        if not self.decodes or self.decodes[-1].draws is not step.draws:  # each decode has its own random draws
             self.decodes.append(_Decode(step.draws, step.strategy, step.canvas))
         decode, now, seen = self.decodes[-1], time.perf_counter(), step.seen
         if step.after.ragged:
@@ -57,7 +57,7 @@ class Trace:
             decode.top = seen.top_ids.where(here, ids), seen.top_p.where(here, p)
 
     def runs(self, model: Any, abouts: Sequence[dict[str, Any]] = ()) -> list[Run]:
-        """A Run for every row decoded, in order; `abouts` says what is known of each: method, prompt, gold, ..."""
+        """A Run for every row decoded, in order; `abouts` says what is known about each: method, prompt, gold, ..."""
         found = [run for decode in self.decodes for run in decode.runs(model)]
         return [replace(run, **about) for run, about in zip(found, abouts or [{}] * len(found), strict=True)]
 
@@ -187,13 +187,13 @@ class Run:
         return Moment(last.index + 1, ids, when, [], [], [], [], [])
 
     def eot_ratio(self) -> float:
-        """EOT tokens / L, the anchor's slots counted in L; ∅ alone, as in the paper."""
+        """EOT tokens / L, where L includes the anchor's slots; ∅ alone, as in the paper."""
         return sum(token in self.eot_ids[:1] for token in self.final().ids) / self.length
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One iteration: the canvas before it, and what was thought of every eligible slot."""
+    """One iteration: the canvas before it, and what was predicted for every eligible slot."""
 
     index: int
     ids: list[int]  # (L,)
@@ -251,13 +251,13 @@ def packed(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def save(path: str | Path, runs: Sequence[Run]) -> None:
-    """Write a trace file: JSON, gzipped when the name ends in .gz. An older file is replaced at once or not at all."""
+    """Write a trace file: JSON, gzipped when the name ends in .gz. An older file is replaced as a whole or not at all."""
     data = json.dumps(packed(runs), ensure_ascii=False, separators=(",", ":")).encode()
     write_bytes(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def load(path: str | Path) -> list[Run]:
-    """The runs of a trace file of this version or an older one. Fields of later minor additions are passed over."""
+    """The runs of a trace file of this version or an older one. Fields that were added later are ignored."""
     try:
         data = Path(path).read_bytes()
         whole = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)

@@ -90,8 +90,8 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
-class Density:
-    """Certainty density, of d2Cache: c~_i = c_i sum_j g(i - j) [j is settled] / sum_j g(i - j), g Gaussian with `sigma`.
+class CertaintyDensity:
+    """Of d2Cache: c~_i = c_i sum_j g(i - j) [j is settled] / sum_j g(i - j), g Gaussian with `sigma`.
 
     j goes over the prompt, which counts as settled, and the response.
     """
