@@ -305,7 +305,7 @@ def test_what_reading_keeps_is_forgotten_with_the_slot():
 
     assert bool((seen(start, 0) > 20).all())
     assert seen(start, 1).tolist() == pytest.approx([0, 0, 0], abs=1e-5)
-    filled = start.fill(torch.tensor([[True, False, False]]), torch.full((1, 3), 5), start.settled, 2)
+    filled = start.fill(torch.tensor([[True, False, False]]), torch.full((1, 3), 5), start.settled, torch.tensor([2]))
     seen(filled, 2)
     assert set(read.kept["p"].vectors) == {(0, 1), (0, 2)}
     assert bool((seen(arranged(filled, [[0, 1, 2, -1]]), 3)[1:] > 20).all())
