@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 import warnings
@@ -88,6 +89,16 @@ class Generation:
     steps: int  # T, the budget
     seed: int
     seconds: float  # of the batch it was decoded in, divided by its rows
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the text, and its figures in a small table."""
+        figures = {"tokens": len(self.tokens), "forwards": self.forwards, "EOT": f"{self.eot_ratio:.2f}",
+                   "ties": f"{self.tie_rate:.2f}", "seconds": f"{self.seconds:.2f}"}  # fmt: skip
+        head, body = (
+            "".join(f"<{tag}>{x}</{tag}>" for x in row) for tag, row in (("th", figures), ("td", figures.values()))
+        )
+        text = f'<pre style="white-space: pre-wrap">{html.escape(self.text)}</pre>'
+        return f"{text}<table><tr>{head}</tr><tr>{body}</tr></table>"
 
 
 @overload

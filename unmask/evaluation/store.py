@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,7 +51,7 @@ def examples(path: Path) -> dict[int, Example]:
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):
             example = json.loads(line)
-            found[example["index"]] = example
+            found[operator.index(example["index"])] = example
     return found
 
 
@@ -82,11 +83,11 @@ def borrowed(
         try:
             record = json.loads(other.read_text())
             theirs, sha256 = dict(record["recipe"]), record["recipe_sha256"]
-        except (OSError, ValueError, KeyError, TypeError):  # a summary, or no record of ours
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a summary, or no record of ours
             continue
         if other != about and _but_for_rows(theirs) == _but_for_rows(json.loads(json.dumps(identity, default=str))):
             for i, example in examples(other.with_suffix(".jsonl")).items():
-                if i < len(prompts) and (example["prompt"], example["gold"]) == (prompts[i], golds[i]):
+                if i < len(prompts) and (example.get("prompt"), example.get("gold")) == (prompts[i], golds[i]):
                     found.setdefault(i, {"from": sha256, **example})
     return found
 

@@ -7,6 +7,7 @@ the host, no synchronisation. They become Runs, one per row, when the decode is 
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,6 +158,13 @@ class Run:
     gold: str | None = None
     correct: bool | None = None
     scale: int = SCALE
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page that replays it, in a frame from which nothing gets out."""
+        from unmask.views.replay import page
+
+        frame = 'sandbox="allow-scripts" style="width: 100%; height: 36em; border: 0"'
+        return f'<iframe srcdoc="{html.escape(page([self]))}" {frame}></iframe>'
 
     def moments(self) -> Iterator[Moment]:
         """The iterations in order, each with the canvas before it."""
