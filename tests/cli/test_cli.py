@@ -129,12 +129,6 @@ def test_compare_shows_each_method(model, capsys):
     assert [json.loads(line)["method"] for line in lines.splitlines()] == ["uniform", "semi-ar"]
 
 
-def test_methods_lists_every_method(capsys):
-    out = run(capsys, "methods")
-    assert [line.split()[0] for line in out.splitlines()] == list(METHODS)
-    assert json.loads(run(capsys, "methods", "--json"))["semi-ar"] == repr(METHODS["semi-ar"])
-
-
 def test_frequencies_feed_uncode(model, tmp_path, capsys):
     (tmp_path / "corpus.txt").write_text("Tom has 3 apples\nTom has 4 apples\n")
     (tmp_path / "rows.jsonl").write_text('{"text": "Dear Ada"}\n')

@@ -357,7 +357,7 @@ def test_nan_logits_are_one_clear_line():
         (lambda: canvas(4, ((5, MASK),)), "holds the mask token"),
         (lambda: canvas(4, ()), "no prompt"),
         (lambda: decoded(Hashed(), canvas(4), Strategy(), 0), "steps must be at least 1"),
-        (lambda: decoded(Hashed(), canvas(4), Strategy(block=0), 2), "at least 1 token"),
+        (lambda: decoded(Hashed(), canvas(4), Strategy(block=0), 2), "block is a number from 1"),
         (lambda: decoded(Hashed(), canvas(4), Strategy(select=Threshold(), remask=Remask()), 2), "remasking .* goes with"),
         (lambda: decoded(Hashed(), canvas(4), Strategy(remask=Remask()), 2), "remasking .* goes with"),
         (lambda: decoded(Hashed(), canvas(4), replace(METHODS["sacm"], confidence=NegativeEntropy(), anchors=()), 2), "Certainty"),

@@ -286,7 +286,7 @@ def test_on_the_bundled_model_and_its_task(capsys):
 
 def test_a_task_without_tuning_rows_is_not_graded(folder, tmp_path, capsys, monkeypatch):
     task = replace(find("cups"), tuning=None)
-    monkeypatch.setattr("unmask.tasks.find", lambda name: task)
+    monkeypatch.setattr("unmask.plugins.task", lambda name: task)
     record = json.loads(
         run(capsys, "doctor", "--task", "cups", "--model", folder, "--count", 2, "--length", 32, "--steps", 4, "--json")
     )

@@ -176,7 +176,7 @@ def test_unfinished_and_broken_records(tmp_path):
     with pytest.raises(UserError, match="no finished run"):
         records([str(tmp_path)])
     (tmp_path / "sacm-1.json").write_text("{")
-    with pytest.raises(UserError, match="is not the record of a run"):
+    with pytest.raises(UserError, match=r"sacm-1\.json: not JSON"):
         records([str(tmp_path)])
 
 

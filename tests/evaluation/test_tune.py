@@ -188,7 +188,7 @@ def test_the_table_and_the_words(tmp_path, monkeypatch, model):
         found = {}
         for label, strategy in methods.items():
             marks = late[strategy.modifiers[0].beta][begin:end]
-            lines = [{"index": i, "correct": mark == "1", "nfe": 5} for i, mark in enumerate(marks)]
+            lines = [{"id": i, "index": i, "correct": mark == "1", "nfe": 5} for i, mark in enumerate(marks)]
             (out / f"{label}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
             found[label] = {"file": str(out / f"{label}.jsonl")}
         return {"methods": found}
@@ -366,7 +366,7 @@ def test_the_next_command_repeats_what_was_given(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(tune, name, lambda *a, _value=value, **k: _value)
     monkeypatch.setattr("unmask.views.figures.write_heat_map", lambda *a: True)
     (tmp_path / "runs" / "tune-tiny-cups").mkdir(parents=True)
-    monkeypatch.setattr("unmask.tasks.find", lambda name: replace(find("cups"), executes=True))
+    monkeypatch.setattr("unmask.plugins.task", lambda name: replace(find("cups"), executes=True))
     given = "--batch 3 --bad-rows skip --mode official --allow-code --unisolated-code --adapter lora"
     said = run(capsys, "tune", "--task", "cups", "--method", "sacm-margin", "--count", 1, *given.split())
     file = "runs/tune-tiny-cups/settings.json"

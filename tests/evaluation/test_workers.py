@@ -50,11 +50,13 @@ def methods(*names):
 
 
 def lines(folder):
-    """Every line without its time, sorted."""
+    """Every line without its time, sorted, by method: a grader of one's own is part of the recipe, and so of the file's name."""
     found = {}
     for file in Path(folder).glob("*.jsonl"):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        found[file.name] = sorted(json.dumps({k: v for k, v in row.items() if k != "seconds"}) for row in rows)
+        found[file.name.rpartition("-")[0]] = sorted(
+            json.dumps({k: v for k, v in row.items() if k != "seconds"}) for row in rows
+        )
     return found
 
 

@@ -23,6 +23,7 @@ from support import sight
 import unmask
 from unmask import Canvas, UserError
 from unmask.cli import main
+from unmask.decoding.methods import ABOUT
 from unmask.decoding.reading import Ask
 from unmask.decoding.rules.schedules import Cosine, LogitNormal, Shift
 from unmask.decoding.rules.selection import Quota
@@ -276,9 +277,16 @@ def test_every_method_decodes_a_picture(model):
     table = torch.full((len(model.tokenizer) + sight.SPARE,), 1e-3)  # for uncode
     vocab = unmask.Vocab(model.vocab.mask_id, model.vocab.eot_ids, table)
     with_table = VisionModel(model.name, model.module, model.tokenizer, vocab)
-    for name in unmask.METHODS:
+    for name, about in ABOUT.items():
+        if name == "wino":
+            with pytest.raises(UserError, match="leaving one token out, which the prefix-lm cache cannot do"):
+                unmask.generate(with_table, ASKED, name, images=sight.picture("blue"), length=48)
+            continue
         done = unmask.generate(with_table, ASKED, name, images=sight.picture("blue"), length=48)
-        assert vocab.mask_id not in done.tokens and len(done.tokens) == 48
+        assert vocab.mask_id not in done.tokens
+        if about.family not in ("paper", "variant"):  # others may write end-of-text, or more or fewer tokens
+            continue
+        assert len(done.tokens) == 48
         assert {token for token, when in zip(done.tokens, done.order, strict=True) if when >= 0} == {
             model.tokens("blue")[0]
         }

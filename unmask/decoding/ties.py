@@ -45,6 +45,8 @@ def _shifted(seen: Prediction, by: float) -> Prediction:
 
 def _revised(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
     """(B, L) what stands there after the step's revising rules, those that ask for forwards of their own or resize left out."""
+    if not step.strategy.revise:
+        return step.canvas.response
     canvas = step.canvas.fill(chosen, step.seen.token, score, step.turn).remember(step.after.memory)
     for revise in step.strategy.revise:
         if not step.looks and not hasattr(revise, "longest"):
