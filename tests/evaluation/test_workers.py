@@ -124,18 +124,23 @@ def test_a_batch_that_kills_every_worker_stops_the_run_and_loses_nothing(workers
     ]  # the last to be dealt out
     victim = DATA.rows[index]
 
+    deadly = tmp_path / "deadly"
+    deadly.touch()
+
     def die(row):
-        if row == victim:
+        if row == victim and deadly.exists():
             os._exit(1)
 
+    task, out = graded(die), tmp_path / "out"
     name = re.escape(TASK.identify(victim, index))
     told = rf"2 workers died over rows .*{name}\b.* \(not enough memory\?\); what was finished is kept, the same command resumes"
     with pytest.raises(UserError, match=told), pytest.warns(UserWarning, match="a worker died"):
-        run(workers, graded(die), tmp_path, "sacm")
-    (name, kept), = lines(tmp_path).items()  # fmt: skip
+        run(workers, task, out, "sacm")
+    (name, kept), = lines(out).items()  # fmt: skip
     assert kept and set(kept) < set(straight[name])
-    run(workers, TASK, tmp_path, "sacm")  # the same workers, the same folder
-    assert lines(tmp_path)[name] == straight[name]
+    deadly.unlink()
+    run(workers, task, out, "sacm")  # the same workers, the same folder
+    assert lines(out)[name] == straight[name]
 
 
 def test_what_a_worker_says_no_to_is_one_line_and_the_pool_goes_on(workers, straight, tmp_path):

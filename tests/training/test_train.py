@@ -212,8 +212,10 @@ def test_bad_rows_are_named(lines: list[str], says: str, config: Path, tmp_path:
 
 
 def test_long_responses_are_told_and_skipped(config: Path, tmp_path: Path) -> None:
-    rows, told = ["red", "red " * 40, "blue"], []
-    (tmp_path / "long.jsonl").write_text("\n".join(json.dumps({"prompt": "Where?", "response": r}) for r in rows))
+    rows, told = ["north", "north " * 40, "south"], []
+    (tmp_path / "long.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": "Where is the ball?", "response": r}) for r in rows)
+    )
     start(
         replace(RECIPE, steps=2),
         tmp_path / "out",

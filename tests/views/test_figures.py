@@ -132,7 +132,7 @@ def test_hostile_text_is_drawn(tmp_path):
 def test_bad_ends(tmp_path):
     with pytest.raises(UserError, match=r"ends in \.png, \.svg or \.pdf"):
         figures.write(figures.progress(RUNS), tmp_path / "fig.gif")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot write"):
         figures.write(figures.progress(RUNS), tmp_path / "no" / "fig.png")
     with pytest.raises(UserError, match="no decoded run"):
         figures.failure_modes([])

@@ -40,7 +40,7 @@ def test_page_is_one_safe_file():
 def test_no_runs_and_nowhere_to_write(tmp_path):
     with pytest.raises(UserError, match="no run"):
         replay.page([])
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot write"):
         replay.write(tmp_path / "no" / "where.html", RUNS)
 
 

@@ -107,19 +107,12 @@ def jsonl(
             raise UserError(
                 f"{where}: prompt and response take more than the {context} tokens the model was made for; shorten it"
             )
-        unknown, tokens = (
-            unknown + sum(i == tokenizer.unk_token_id for i in (*asked, *ids)),
-            tokens + len(asked) + len(ids),
-        )
         if len(ids) > recipe.length:
             long.append(where.rpartition(" ")[2])
-        else:
-            rows.append((prompt, response))
-    if tokenizer.unk_token_id is not None and unknown:
-        share = f"{100 * unknown / tokens:.1f} % of the tokens in {file} are unknown to this tokenizer"
-        if unknown > UNKNOWN * tokens:
-            raise UserError(f"{share}; `unmask train --config new --vocab 4000` makes a tokenizer from your data")
-        tell(f"{share}: the model cannot learn what they say")
+            continue
+        rows.append((prompt, response))
+        unknown += sum(i == tokenizer.unk_token_id for i in (*asked, *ids))
+        tokens += len(asked) + len(ids)
     if long:
         first = ", ".join(long[:10]) + (", ..." if len(long) > 10 else "")
         tell(
@@ -127,6 +120,11 @@ def jsonl(
         )
     if not rows:
         raise UserError(f"{file}: every response is longer than {recipe.length} tokens; give a greater --length")
+    if tokenizer.unk_token_id is not None and unknown:
+        share = f"{100 * unknown / tokens:.1f} % of the tokens in {file} are unknown to this tokenizer"
+        if unknown > UNKNOWN * tokens:
+            raise UserError(f"{share}; `unmask train --config new --vocab 4000` makes a tokenizer from your data")
+        tell(f"{share}: the model cannot learn what they say")
     orders: dict[int, list[int]] = {}
 
     def source(step: int, done: float) -> tuple[Pairs, int]:

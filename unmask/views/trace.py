@@ -50,7 +50,7 @@ class Trace:
         revised = step.strategy.revise or step.strategy.focus
         asked = (step.after.response, seen.token.masked_fill(seen.p == 0, -1)) if revised else (None, None)
         kept = (step.base, score, seen.token, chosen, step.reopened, *asked)
-        decode.steps.append((step.forward, step.window, 1000 * (now - self.clock), kept))
+        decode.steps.append((step.turn, step.window, 1000 * (now - self.clock), kept))
         self.clock = now
         if self.needs:
             here = chosen[..., None]
@@ -68,11 +68,12 @@ class _Decode:
     draws: Any
     strategy: Any
     canvas: Any  # before the first iteration
-    steps: list[tuple[int, slice, float, tuple[Any, ...]]] = field(default_factory=list)
+    steps: list[tuple[Any, slice, float, tuple[Any, ...]]] = field(default_factory=list)
     top: tuple[Any, Any] | None = None  # (B, L, 5) ids and probabilities, of the iteration that committed each slot
 
     def runs(self, model: Any) -> Iterator[Run]:
         base, score, tokens, chosen, reopened, after, asked = (self._column(i) for i in range(7))
+        turns = [turn.tolist() for turn, *_ in self.steps]  # the forwards of each row, (T, B)
         start, anchors, vocab = self.canvas.response.tolist(), self.canvas.anchors.tolist(), self.canvas.vocab
         rule = next((rule for rule in self.strategy.modifiers if hasattr(rule, "weight")), None)
         weight = rule.weight(self.canvas).tolist() if rule else None
@@ -81,7 +82,7 @@ class _Decode:
             state, guess = list(start[row]), [-1] * self.canvas.length
             steps: list[dict[str, Any]] = []
             late: list[int] = []  # reopened after the last iteration: the next one shows it
-            for t, (forward, window, ms, _) in enumerate(self.steps):
+            for t, (_, window, ms, _) in enumerate(self.steps):
                 # What is reopened before the first iteration was never closed for whoever reads the trace.
                 again = [i for i, yes in enumerate(reopened[t][row]) if yes] if reopened and t else []
                 if (
@@ -106,7 +107,7 @@ class _Decode:
                 for i in now:
                     state[i] = guess[i]
                 steps.append({
-                    "forward": forward, "ms": round(ms, 3), "chosen": now,
+                    "forward": turns[t][row], "ms": round(ms, 3), "chosen": now,
                     "guess": [n for i in changed for n in (i, guess[i])],
                     "base": [base[t][row][i] for i in slots],
                     **({"score": [score[t][row][i] for i in slots]} if self.strategy.modifiers else {}),
