@@ -385,3 +385,33 @@ def test_settings_reach_the_rule_that_owns_the_name():
     both = replace(METHODS["sacm"], select=EntropyBound())
     with pytest.raises(UserError, match="AnchorModulation and of EntropyBound"):
         both.with_(gamma=1)
+
+
+def test_a_rule_that_reads_what_it_did_not_ask_for_is_told_how():
+    class Forgetful:
+        def __call__(self, step):
+            return -step.seen.entropy
+
+    with pytest.raises(UserError, match="name it in the rule's `needs`"):
+        decoded(Hashed(), canvas(4), Strategy(confidence=Forgetful()), 2)
+
+
+def test_a_rule_that_chooses_nothing_ends_in_an_error():
+    class Idle:
+        def __call__(self, step, score):
+            return step.eligible & False
+
+        def bound(self, n, steps):
+            return n
+
+    with pytest.raises(UserError, match="no end is in sight"):
+        decoded(Hashed(), canvas(4), Strategy(select=Idle()), 2)
+
+
+def test_nan_is_blamed_on_whoever_gave_it():
+    class Wild:
+        def __call__(self, step, score):
+            return score * float("nan")
+
+    with pytest.raises(UserError, match="the method's score is NaN or infinite"):
+        decoded(Hashed(), canvas(4), Strategy(modifiers=(Wild(),)), 2)

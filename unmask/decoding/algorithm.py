@@ -118,11 +118,11 @@ def decode(
             where = step.asked(needs) if needs & {"everywhere", "beyond"} else eligible
             seen = yield Ask(step.canvas, window, where, read, forward, score)  # x^0 of z = M_theta(x)
             step = replace(step, seen=seen)
-            base, score = strategy.score(step)  # c_i = C(z, i), c~_i
+            base, score = settings.told(strategy.score, step)  # c_i = C(z, i), c~_i
             step = replace(step, base=base)
             if not bool(torch.isfinite(torch.where(eligible, score + step.seen.p, 0)).all()):
                 raise settings.unsound(step)
-            chosen = strategy.select(step, score)  # U = Select(c~)
+            chosen = settings.told(strategy.select, step, score)  # U = Select(c~)
             canvas = step.canvas.fill(chosen, step.seen.token, score, forwards)  # x_i <- x^0_i, i in U
             forward, forwards = forward + 1, forwards + eligible.any(1)
             if forward > most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -58,6 +58,19 @@ def check(strategy: Any, steps: int, canvas: Any) -> None:
     for rule in rules(strategy):
         if hasattr(rule, "check"):
             rule.check(strategy, canvas)
+
+
+def told(rule: Callable[..., Any], *given: Any) -> Any:
+    """What a rule says; one that reads what it did not ask for is told how to ask."""
+    try:
+        return rule(*given)
+    except (TypeError, AttributeError) as error:
+        if "NoneType" not in str(error):
+            raise
+        raise UserError(
+            "a rule reads a number of the prediction that nobody asked for: name it in the rule's `needs`, as in "
+            "needs: ClassVar = frozenset({'entropy'})"
+        ) from error
 
 
 def unsound(step: Any) -> UserError:
