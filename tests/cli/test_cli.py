@@ -129,6 +129,12 @@ def test_compare_shows_each_method(model, capsys):
     assert [json.loads(line)["method"] for line in lines.splitlines()] == ["uniform", "semi-ar"]
 
 
+def test_every_option_has_help():
+    commands = next(action for action in cli.parser()._actions if hasattr(action, "choices") and action.choices)
+    for name, parser in commands.choices.items():
+        assert [action.dest for action in parser._actions if not action.help] == [], name
+
+
 def test_frequencies_feed_uncode(model, tmp_path, capsys):
     (tmp_path / "corpus.txt").write_text("Tom has 3 apples\nTom has 4 apples\n")
     (tmp_path / "rows.jsonl").write_text('{"text": "Dear Ada"}\n')

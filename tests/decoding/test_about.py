@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ from unmask.decoding.about import FAMILIES
 from unmask.decoding.methods import ABOUT, METHODS
 from unmask.decoding.settings import offered
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
 RECORDED = {
     r["decoder"]
     for name in ("trajectories", "trajectories_zoo")
@@ -36,6 +40,14 @@ def test_the_command(capsys):
     )
     assert json.loads(run(capsys, "methods", "klass", "--json"))["klass"]["pinned"] == "klass.stable_confident_decode"
     assert "did you mean 'sacm'" in refused(capsys, "methods", "sacn")
+
+
+def test_the_listing_is_up_to_date_and_needs_no_torch():
+    kept = json.loads((ROOT / "unmask" / "cli" / "methods.json").read_text())
+    script = runpy.run_path(str(ROOT / "scripts" / "methods.py"))
+    assert kept == json.loads(json.dumps(script["listing"]())), "run: python scripts/methods.py"
+    program = "import sys; from unmask.cli import main; main(['methods', 'sacm']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=ROOT).returncode == 0
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -176,32 +178,34 @@ def compare(args: argparse.Namespace) -> None:
 )  # fmt: skip
 def methods(args: argparse.Namespace) -> None:
     from unmask.decoding.about import FAMILIES
-    from unmask.decoding.methods import ABOUT, method
-    from unmask.decoding.methods import METHODS as rows
-    from unmask.decoding.settings import offered, recipe
 
-    if args.name:
-        method(args.name)  # a name that is none is refused, with a suggestion
-    wanted = [args.name] if args.name else list(rows)
+    known = json.loads(
+        (files("unmask.cli") / "methods.json").read_text()
+    )  # by scripts/methods.py: importing torch takes seconds
+    if args.name and args.name not in known:
+        near = difflib.get_close_matches(args.name, known, n=1)
+        raise UserError(
+            f"there is no method {args.name!r}; {f'did you mean {near[0]!r}?' if near else '`unmask methods` lists them'}"
+        )
     if args.json:
-        print(json.dumps({name: {"recipe": repr(rows[name]), **asdict(ABOUT[name])} for name in wanted}, indent=1))
+        print(json.dumps({name: about for name, about in known.items() if args.name in (None, name)}, indent=1))
         return
     if args.name:
-        about = ABOUT[args.name]
-        print(f"{args.name}: {about.words}\n\n  {recipe(rows[args.name])}\n")
-        for name, value, low, high in offered(rows[args.name]):
-            limits = f"  from {low:g} to {high:g}" if low is not None else ""
-            print(f"  --set {name}={value!r}{limits}")
-        print(f"\nfamily:    {FAMILIES[about.family]}\nneeds:     {', '.join(about.needs) or 'nothing special'}")
-        print(f"source:    {about.source or 'the rule as its paper states it'}")
-        print(f"recording: {about.pinned or 'none; worked by hand in the tests'}")
+        about = known[args.name]
+        print(f"{args.name}: {about['words']}\n\n  {about['short']}\n")
+        for name, value, low, high in about["settings"]:
+            print(f"  --set {name}={value!r}" + (f"  from {low:g} to {high:g}" if low is not None else ""))
+        print(f"\nfamily:    {FAMILIES[about['family']]}\nneeds:     {', '.join(about['needs']) or 'nothing special'}")
+        print(f"source:    {about['source'] or 'the rule as its paper states it'}")
+        print(f"recording: {about['pinned'] or 'none; worked by hand in the tests'}")
         return
-    width = max(map(len, rows))
+    width = max(map(len, known))
     for family, title in FAMILIES.items():
         print(f"{title}:")
-        for name in (name for name in rows if ABOUT[name].family == family):
-            extra = f" (needs {', '.join(ABOUT[name].needs)})" if ABOUT[name].needs else ""
-            print(f"  {name:{width}}  {ABOUT[name].words}{extra}")
+        for name, about in known.items():
+            if about["family"] == family:
+                extra = f" (needs {', '.join(about['needs'])})" if about["needs"] else ""
+                print(f"  {name:{width}}  {about['words']}{extra}")
         print()
     print("`unmask methods NAME` shows its recipe and settings.")
 
