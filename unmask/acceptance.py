@@ -170,7 +170,7 @@ def measure(model: Any, run: Run, world: str, split: str, count: int, batch: int
 
 def accept(
     model: Any, rainbow: Any, out: Path, *, split: str = "test", count: int = 500, runs: Sequence[str] = tuple(RUNS),
-    worlds: Sequence[str] = tuple(toy.WORLDS), jobs: int = 1, tell: Callable[[str], None] = lambda line: None,
+    worlds: Sequence[str] = toy.PLAIN, jobs: int = 1, tell: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Every run on every world, a JSON line each as it is done; what `out` already holds of these weights is not done again."""
     if unknown := [name for name in runs if name not in RUNS]:
@@ -179,7 +179,7 @@ def accept(
     same, weights = {"split": split, "count": count}, [model.weights_hash[:16], rainbow.weights_hash[:16]]
     keys = [
         {"run": name, "world": world, **same, "weights": weights[name in RUNS and RUNS[name].rainbow]}
-        for name in ("probes", *runs) for world in worlds
+        for name in ("probes", *runs) for world in (*worlds, *(w + toy.SUFFIX for w in worlds if name == "probes"))
     ]  # fmt: skip
     missing = [key for key in keys if not any(key.items() <= record.items() for record in found)]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -262,11 +262,12 @@ class Suite:
     """The records of one acceptance, by run and world."""
 
     records: list[dict[str, Any]]
-    worlds: tuple[str, ...] = tuple(toy.WORLDS)
+    worlds: tuple[str, ...] = toy.PLAIN
 
-    def of(self, run: str) -> list[dict[str, Any]]:
-        found = [r for world in self.worlds for r in self.records if r["run"] == run and r["world"] == world]
-        return found if len(found) == len(self.worlds) else []
+    def of(self, run: str, worlds: Sequence[str] = ()) -> list[dict[str, Any]]:
+        worlds = worlds or self.worlds
+        found = [r for world in worlds for r in self.records if r["run"] == run and r["world"] == world]
+        return found if len(found) == len(worlds) else []
 
     def mean(self, run: str, figure: str = "right") -> float | None:
         found = self.of(run)
@@ -280,6 +281,9 @@ class Suite:
         def chance(world: str) -> float:
             return toy.WORLDS[world].chance
 
+        def first(what: str, kind: str, passes: Callable[[float, str], bool]) -> tuple[str, str, bool | None]:
+            return self._gate(f"answer first: {what}", "probes", kind, passes, toy.FIRST)
+
         return [
             self._gate("answer after the true chain >= 98", "probes", "chain", lambda x, world: x >= 0.98),
             self._gate("the same, 20 slots before the end", "probes", "anchored", lambda x, world: x >= 0.98),
@@ -289,12 +293,17 @@ class Suite:
             ),
             self._gate("glance at most 20 above chance", "probes", "glance", lambda x, world: x <= chance(world) + 0.2),
             self._gate("top-probability's EOT ratio >= 60", "top-probability", "eot", lambda x, world: x >= 0.6),
+            first("the last result after the true text before it >= 98", "later", lambda x, world: x >= 0.98),
+            first("the answer in front of the true chain >= 98", "chain", lambda x, world: x >= 0.98),
+            first('the same, with a "." 8 slots before the end', "anchored", lambda x, world: x >= 0.98),
+            first("direct answer at most 20 above chance", "direct", lambda x, world: x <= chance(world) + 0.2),
+            first("glance at most 20 above chance", "glance", lambda x, world: x <= chance(world) + 0.2),
         ]
 
     def _gate(
-        self, what: str, run: str, kind: str, passes: Callable[[float, str], bool]
+        self, what: str, run: str, kind: str, passes: Callable[[float, str], bool], worlds: Sequence[str] = ()
     ) -> tuple[str, str, bool | None]:
-        found = self.of(run)
+        found = self.of(run, worlds)
         if not found:
             return what, "not run", None
         shares = {r["world"]: r[kind] / r["asked"] if kind == "right" else r[kind] for r in found}

@@ -1,4 +1,8 @@
-"""The bundled model's own tasks: stories, cups and compass, from the worlds of toy.py."""
+"""The bundled model's own tasks, from the worlds of toy.py: stories, cups and compass, and each of them answered first.
+
+In `stories-first`, `cups-first` and `compass-first` the answer stands at the front and the reasoning behind it, so an
+anchor for them is a prefix: SuffixAnchor("The answer is", 0).
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,13 @@ def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
     return row["question"]
 
 
-def grade(text: str, row: Row) -> Grade:
-    """The first word after the last anchor; nothing else states an answer."""
-    for rule, tail in tails(clean(text)):
-        if match := re.search(r"\w+", peel(tail)):
-            return Grade(match[0].lower() == str(row["answer"]).lower(), match[0], rule)
-    return Grade(False, None, "none")
+def grade(first: bool, text: str, row: Row) -> Grade:
+    """The word after the last anchor, or after the first one where the answer comes first; nothing else states an answer."""
+    found = [(rule, match[0]) for rule, tail in tails(clean(text)) if (match := re.search(r"\w+", peel(tail)))]
+    if not found:
+        return Grade(False, None, "none")
+    rule, said = [each for each in found if each[0] == found[0][0]][-1] if first else found[0]
+    return Grade(said.lower() == str(row["answer"]).lower(), said, rule)
 
 
 def agrees(world: str, text: str, row: Row) -> bool | None:
@@ -41,7 +46,7 @@ TASKS = tuple(
         rows=Made(partial(make, world, "test", TEST)),
         tuning=Made(partial(make, world, "validation", TUNING)),
         prompt=prompt,
-        grade=grade,
+        grade=partial(grade, toy.WORLDS[world].first),
         length=96,
         key="id",
         agrees=partial(agrees, world),
