@@ -50,12 +50,10 @@ model: tiny tiny-rainbow
 	$(RUN)/unmask accept --model build/tiny --rainbow build/tiny-rainbow --split validation --jobs 2 --out build/acceptance.jsonl
 
 tiny: $(READY)
-	$(TRAIN) --config tiny --steps 4500 --cooldown 0.3 --out build/first
-	$(TRAIN) --model build/first --steps 1300 --cooldown 0.6 --out build/tiny
+	$(TRAIN) --config tiny --steps 4500 --cooldown 0.3 --out build/tiny
 
 tiny-rainbow: $(READY)
-	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/first-rainbow
-	$(TRAIN) --padding rainbow --model build/first-rainbow --steps 1300 --cooldown 0.6 --out build/tiny-rainbow
+	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/tiny-rainbow
 
 screenshots: $(READY)
 	$(RUN)/python docs/screenshots.py
