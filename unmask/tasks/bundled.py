@@ -1,8 +1,4 @@
-"""The bundled model's own tasks, from the worlds of toy.py: stories, cups and compass, and each of them answered first.
-
-In `stories-first`, `cups-first` and `compass-first` the answer stands at the front and the reasoning behind it, so an
-anchor for them is a prefix: SuffixAnchor("The answer is", 0).
-"""
+"""The bundled model's own tasks: stories, cups and compass, from the worlds of toy.py."""
 
 from __future__ import annotations
 
@@ -26,9 +22,9 @@ def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
     return row["question"]
 
 
-def grade(world: str, text: str, row: Row) -> Grade:
-    """The last answer that is stated, or the first one where the answer comes first."""
-    found = toy.answer_of(clean(text), toy.WORLDS[world].first)
+def grade(text: str, row: Row) -> Grade:
+    """The last answer that is stated."""
+    found = toy.answer_of(clean(text))
     return Grade(found == row["answer"], found, "anchor" if found else "none")
 
 
@@ -43,7 +39,7 @@ TASKS = tuple(
         rows=Made(partial(make, world, "test", TEST)),
         tuning=Made(partial(make, world, "validation", TUNING)),
         prompt=prompt,
-        grade=partial(grade, world),
+        grade=grade,
         length=96,
         key="id",
         agrees=partial(agrees, world),
