@@ -21,6 +21,7 @@ from unmask.decoding.methods import METHODS
 from unmask.decoding.reading import answer
 from unmask.models.denoisers import Plain
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
+from unmask.tables import markdown
 from unmask.views.trace import Trace
 
 VOCABULARY, MASK = 126464, 126336
@@ -259,16 +260,19 @@ AIMS = {
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: a row a ratio, a column a shape, with the aim beside it."""
-    names = [r["shape"]["name"] for r in records]
-    heads = [f"{r['shape']['name']} (head {r['head_share_of_flops']:.0%} of FLOPs)" for r in records]
-    lines = ["| ratio | " + " | ".join(heads) + " |", "|---|" + "---|" * len(records)]
+    """Markdown: a row for each ratio, a column for each shape, with the aim beside it."""
+    rows = []
     for key, (what, sign, aims) in AIMS.items():
-        cells = []
-        for name, record in zip(names, records, strict=True):
-            value = record[key]
+        row = {"ratio": what}
+        for record in records:
+            name, value = record["shape"]["name"], record[key]
             aim = f" (aim {sign} {aims[name]:g})" if name in aims else ""
-            cells.append("not measured here" if value is None else f"{value:.3f}{aim}")
-        lines.append(f"| {what} | " + " | ".join(cells) + " |")
-    equal = ["yes" if r["tokens_equal_reference"] else "NO" for r in records]
-    return "\n".join([*lines, "| tokens equal to the plain loop's | " + " | ".join(equal) + " |"])
+            row[_head_of(record)] = "not measured here" if value is None else f"{value:.3f}{aim}"
+        rows.append(row)
+    equal = {_head_of(r): "yes" if r["tokens_equal_reference"] else "NO" for r in records}
+    rows.append({"ratio": "tokens equal to the plain loop's", **equal})
+    return markdown(rows, list(rows[0])).rstrip("\n")
+
+
+def _head_of(record: dict[str, Any]) -> str:
+    return f"{record['shape']['name']} (head {record['head_share_of_flops']:.0%} of FLOPs)"
