@@ -224,3 +224,28 @@ def test_long_responses_are_told_and_skipped(config: Path, tmp_path: Path) -> No
         tell=told.append,
     )
     assert len(told) == 1 and "1 of 3 responses are longer than 32 tokens and left out (lines 2)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "says"),
+    [
+        ("Where is the ball?", "north <|mdm_mask|>", "line 1: the response holds the mask token"),
+        ("north " * 500, "north", "line 1: prompt and response take more than the 512 tokens"),
+        ("zebra giraffe", "okapi lion", r"100.0 % of the tokens in .* are unknown to this tokenizer; `unmask train --config new"),
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_learnt_are_refused(prompt, response, says, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": prompt, "response": response}))
+    with pytest.raises(UserError, match=says):
+        start(replace(RECIPE, steps=1), tmp_path / "out", config="tiny", data=str(tmp_path / "rows.jsonl"))
+
+
+def test_a_tokenizer_and_a_model_from_your_own_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {i} plus one?", "response": f"The sum is {i + 1}, naïvely."} for i in range(30)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    start(replace(RECIPE, steps=2), tmp_path / "out", config="new", vocab=400, data=str(tmp_path / "rows.jsonl"))
+    model = unmask.load(tmp_path / "out")
+    assert (
+        model.text(model.tokens("The sum is 7, naïvely.")) == "The sum is 7, naïvely." and len(model.tokenizer) <= 400
+    )
+    assert len(unmask.generate(model, "What is 4 plus one?", "top-probability").tokens) == RECIPE.length
