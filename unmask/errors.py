@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this, and the message says how. And the checks of numbers from outside."""
+"""The one exception that means the user can fix this, and the message says how; and checks on numbers from outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 def whole(name: str, value: Any, least: int = -(2**63)) -> int:
-    """A whole number of at most 64 bits, numpy's and torch's among them."""
+    """A whole number of at most 64 bits, including numpy's and torch's."""
     try:
         number = operator.index(value)
     except TypeError:

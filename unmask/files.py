@@ -30,12 +30,12 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_json(text: str | bytes, where: Any) -> Any:
-    """A JSON value; `where` says what it is when it is not one."""
+    """A JSON value; `where` names the source if it is not valid."""
     try:
         return json.loads(text)
     except RecursionError:
         raise UserError(f"{where}: the JSON is nested too deeply") from None
-    except ValueError as error:  # UnicodeDecodeError is one, too
+    except ValueError as error:  # includes UnicodeDecodeError
         why = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8 text"
         raise UserError(f"{where}: not JSON ({why})") from None
 

@@ -50,10 +50,10 @@ class Decoding:
     stop: Sequence[str] = ()  # the text is cut before the first of these strings
     ban: Sequence[int] = ()  # token ids that are never written
     infill: str | None = None  # the response as text with spans to fill: "Dear [MASK*8], thank you"; L is its length
-    samples: int = 1  # of every prompt
+    samples: int = 1  # per prompt
 
     def __post_init__(self) -> None:
-        """Say no to what no model can do; numpy's numbers and any sequence become plain ones."""
+        """Refuse what no model can do; numpy's numbers and any sequence become plain ones."""
 
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
@@ -135,8 +135,8 @@ def generate(  # type: ignore[misc]  # the overloads say what comes back; the op
     likeliest token; None leaves it to the method. seed: sample number i is drawn with seed + i (or seed[i]). cfg: guidance
     scale. cache: "prefix", "dual" or "prefix-lm". batch: prompts decoded together. raw: no chat template. system: a system
     prompt. stop: the text is cut before the first of these strings. ban: token ids that are never written. infill: the
-    response as text with spans to fill, "Dear [MASK*8], thank you"; L is its length. samples: of every prompt, one after
-    the other. images: for every prompt its picture or list of pictures (a path, bytes or a Pillow image) or None; the
+    response as text with spans to fill, "Dear [MASK*8], thank you"; L is its length. samples: how many per prompt, one
+    after the other. images: for every prompt its picture or list of pictures (a path, bytes or a Pillow image) or None; the
     prompt says `<image>` where they go. watch: callables given (step, score, chosen) after every forward that decodes.
     """
     decoding = Decoding(
@@ -181,7 +181,7 @@ def generations(
 
 
 def strategy_for(model: Model, method: str | Strategy, decoding: Decoding) -> Strategy:
-    """The method at the temperature that is asked for, without the banned tokens."""
+    """The method at the temperature asked for, without the banned tokens."""
     size = model.vocabulary
     if wrong := [i for i in decoding.ban if not 0 <= i < size]:
         raise UserError(f"there is no token {wrong[0]} to ban: the ids go from 0 to {size - 1}")
@@ -235,7 +235,7 @@ def response_length(model: Model, decoding: Decoding) -> int:
 
 
 def open_canvas(model: Model, prompts: Sequence[Sequence[int]], strategy: Strategy, decoding: Decoding) -> Canvas:
-    """The prompts' ids and L masks each, with what is infilled and what the method pins."""
+    """The prompts' ids, each with L masks, plus what is infilled and what the method pins."""
     length = response_length(model, decoding)
     if decoding.steps is not None and decoding.steps > length:
         warnings.warn(
@@ -261,7 +261,7 @@ def _encoded(model: Model, prompt: Any, decoding: Decoding, pictures: Sequence[A
 
 
 def _pictures(images: Sequence[Any] | None, prompts: int) -> list[list[Any]]:
-    """Every prompt's pictures as a list; they are opened a batch at a time."""
+    """Every prompt's pictures as a list; they are opened one batch at a time."""
     if images is None:
         return [[] for _ in range(prompts)]
     if len(images) != prompts:
@@ -319,7 +319,7 @@ def decode_canvas(
     try:
         return run(decode(canvas, strategy, decoding.steps, seeds, watch), session)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if type(error) is RuntimeError and "can't allocate memory" not in str(error):  # how a CPU says that it is full
+        if type(error) is RuntimeError and "can't allocate memory" not in str(error):  # how a CPU says it is full
             raise
         rows = f"{canvas.rows} rows of {canvas.length} tokens"
         raise UserError(f"not enough memory for {rows}; use a smaller batch or length") from error
@@ -336,7 +336,7 @@ def read_canvas(
         done.canvas.response,
         done.canvas.when,
         done.canvas.real,
-    )  # rows may have come to different lengths
+    )  # rows may have ended up with different lengths
     first_end = ((ids == (model.vocab.eot_ids or (-1,))[0]) & real).sum(1) / real.sum(1)
     any_end = (torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)) & real).sum(1) / real.sum(1)
     length = response_length(model, decoding)

@@ -1,8 +1,8 @@
-"""Methods and tasks from outside the package: found by name when a caller asks for it, and told apart by their source code.
+"""Methods and tasks from outside the package: found by name when a caller asks for them, and told apart by their source code.
 
 `methods` and `task` take FILE.py:NAME and the names of installed entry points (groups unmask.methods and unmask.tasks) besides
-the built-in names. They run other people's code, so nothing else does it for them: METHODS and tasks.find know built-in names
-only, and whoever must not load code, a server for one, uses those.
+the built-in names. They run other people's code, so nothing calls them implicitly: METHODS and tasks.find know built-in names
+only, and whatever must not load code, such as a server, uses those.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unmask.errors import UserError
 from unmask.tasks import Task, find, known
 
 T = TypeVar("T")
-FILES: dict[str, str] = {}  # the modules made of files: their names, and the sha256 of what was loaded
+FILES: dict[str, str] = {}  # modules made from files: their names, and the sha256 of what was loaded
 # Packages whose code is identified by a version, not by its text.
 KNOWN = {"unmask", "torch", "transformers", "peft", "torchao", "accelerate", "numpy", *sys.stdlib_module_names}
 
@@ -33,7 +33,7 @@ KNOWN = {"unmask", "torch", "transformers", "peft", "torchao", "accelerate", "nu
 
 
 def methods(names: Sequence[str]) -> dict[str, Strategy]:
-    """Strategies by what they are called: built-in names, entry points, and FILE.py:NAME, which is called NAME."""
+    """Strategies by name: built-in names, entry points, and FILE.py:NAME, which is called NAME."""
     found: dict[str, Strategy] = {}
     for name in dict.fromkeys(names):
         called = name.rpartition(":")[2] if is_file(name) else name
@@ -87,7 +87,7 @@ def outside(name: str, group: str, kind: type[T]) -> T | None:
 
 
 def entry_points(group: str, name: str | None = None) -> list[metadata.EntryPoint]:
-    """Those of a group, of one name or of all; nothing is loaded."""
+    """The entry points of a group, all or those of one name; nothing is loaded."""
     every = metadata.entry_points(group=group)
     return [point for point in every if name is None or point.name == name]
 
@@ -142,7 +142,7 @@ def _said(error: BaseException) -> str:
 
 def code_hash(*values: Any) -> str:
     """sha256 of the source of every class and function among the values that is not this package's (or torch's, ...): of the
-    whole file it is in, else, in a notebook, of its own lines; "" if there is none. What a function was given counts, too."""
+    whole file it is in, else, in a notebook, of its own lines; "" if there is none. What a function was given counts too."""
     parts = sorted(set(_parts(values, set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
@@ -180,7 +180,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def called(function: Any) -> str:
-    """A function by its name, and what a partial has given it."""
+    """A function's name, and the arguments a partial gives it."""
     if isinstance(function, partial):
         given = [
             *map(repr, filter(_plain, function.args)),

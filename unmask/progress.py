@@ -1,4 +1,4 @@
-"""How far long work is: bars on standard error if it is a terminal, lines of text where it is not."""
+"""How far along long work is: bars on standard error if it is a terminal, lines of text where it is not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Bar:
             self.bars.stop()
 
     def show(self, name: str, done: float, total: float, note: str = "", label: str | None = None) -> None:
-        """How far `name` is; `label` is what it is called now."""
+        """How far along `name` is; `label` is what it is called now."""
         if self.bars:
             if name not in self.tasks:
                 self.tasks[name] = self.bars.add_task(name, total=total, note="")

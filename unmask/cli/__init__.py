@@ -52,10 +52,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command line. Bad input is one line and exit code 2; what nobody foresaw is one line, a file to report it by, and 1."""
+    """Run a command line. Bad input is one line and exit code 2; anything unforeseen is one line, a file to attach to a report, and 1."""
     warnings.showwarning = lambda message, *_, **__: print(f"unmask: {message}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that knows ASCII or Latin-1 alone gets escapes, not a traceback
+        if hasattr(stream, "reconfigure"):  # a terminal limited to ASCII or Latin-1 gets escapes, not a traceback
             stream.reconfigure(errors="backslashreplace")
     try:
         run(sys.argv[1:] if argv is None else argv)
@@ -90,7 +90,7 @@ def _end(code: int, line: str = "") -> NoReturn:
 
 
 def _unforeseen(error: Exception) -> str:
-    """One line, and the traceback in a file to report it by."""
+    """One line, and the traceback in a file to attach to a report."""
     said = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
     try:
         with tempfile.NamedTemporaryFile("w", prefix="unmask-", suffix=".txt", delete=False) as file:

@@ -182,7 +182,7 @@ def drawn(args: argparse.Namespace) -> list[Run]:
 
 
 def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The records of a figure: of saved runs, or of runs made now."""
+    """The records of a figure: from saved runs, or from runs made now."""
     from unmask.evaluation.evaluate import load_rows
     from unmask.evaluation.recipe import Options
     from unmask.evaluation.report import records

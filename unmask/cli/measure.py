@@ -290,7 +290,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 def everything(parser: argparse.ArgumentParser) -> None:
-    """All that follows, options too, as one list: another program's command line."""
+    """Everything that follows, options included, as one list: another program's command line."""
     parser.prefix_chars = "\0"  # so that nothing looks like an option to this parser
     parser.add_argument(
         "arguments", nargs="*", metavar="...", help="lm-eval's own: `unmask lm-eval run --help` shows them"

@@ -73,7 +73,7 @@ LOADING = (
     "device_map",
     "revision",
     "frequencies",
-)  # of MODEL, besides its name
+)  # what MODEL takes besides its name
 METHODS = option(
     "--methods",
     default=THREE,
@@ -144,7 +144,7 @@ LIVE = option("--live", action="store_true", help="show the tokens as they are f
 
 
 def decoding(args: argparse.Namespace) -> Decoding:
-    """How to decode, as the options say it: every field of Decoding that the command has an option for."""
+    """How to decode, as the options say: every field of Decoding that the command has an option for."""
     from unmask.generation import Decoding
 
     return Decoding(**_given(args, Decoding))
@@ -175,7 +175,7 @@ def load(args: argparse.Namespace) -> Model:
 
 @contextmanager
 def replicas(args: argparse.Namespace) -> Iterator[tuple[Model, Pool | None]]:
-    """The model, and the pool that completes an evaluation's batches: --workers, the ranks of torchrun, or None: this process."""
+    """The model, and the pool that completes an evaluation's batches: --workers, the ranks of torchrun, or None for this process."""
     from unmask.evaluation.ranks import launched, ranks
 
     if args.workers is not None:
@@ -268,7 +268,7 @@ def asked(row: Mapping[str, Any]) -> Any:
 
 def images(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[list[Any]]:
     """The images of every row: those of the command line, then its own ("image": a path or a list of them)."""
-    if args.image:  # what is no image is said before a model is loaded
+    if args.image:  # what is not an image is refused before a model is loaded
         from unmask.models.images import opened
 
         for file in args.image:
@@ -285,7 +285,7 @@ def typed(values: Mapping[str, Any]) -> str:
 
 
 def writable(file: str) -> Path:
-    """A file to write, refused before anything is decoded if its folder is not there."""
+    """A file to write, refused before anything is decoded if its folder does not exist."""
     path = Path(file)
     if not path.absolute().parent.is_dir():
         raise UserError(f"{file} cannot be written: there is no folder {path.parent}")

@@ -1,1 +1,1 @@
-"""Decoding: the canvas, the loop, the rules. It imports nothing else of the package but errors."""
+"""Decoding: the canvas, the loop, the rules. It imports nothing else from the package but errors."""

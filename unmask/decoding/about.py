@@ -1,4 +1,4 @@
-"""What is known of a method besides its recipe: a family, one line of plain words, where it was read, what it needs."""
+"""What is known about a method besides its recipe: its family, one plain line, where it was read, what it needs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class About:
-    """What `unmask methods` says of a row."""
+    """What `unmask methods` says about a row."""
 
     family: str  # a key of FAMILIES
-    words: str  # one line of plain words
+    words: str  # one line in plain words
     source: str = ""  # repository, file and commit it was read in; empty where only its paper's rule was used
     needs: tuple[
         str, ...
-    ] = ()  # memory (of V numbers a masked slot), forwards (of its own), length (changes), an anchor, ...
+    ] = ()  # memory (V numbers per masked slot), forwards (its own), length (changes), an anchor, ...
     pinned: str = ""  # the `decoder` of the recordings in tests/golden that hold it; empty: worked by hand
 
 

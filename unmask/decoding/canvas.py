@@ -1,4 +1,4 @@
-"""The canvas: prompts of one batch, each followed by a response that is being filled in.
+"""The canvas: the prompts of one batch, each followed by a response that is being filled in.
 
 B rows, P prompt slots (left-padded to one width), L response slots. Frozen: every change returns a new canvas.
 """
@@ -25,7 +25,7 @@ class Vocab:
     newline_ids: tuple[int, ...] = ()  # where a line ends, for AdaBlock
 
     @property
-    def pad_id(self) -> int:  # what stands where nobody looks
+    def pad_id(self) -> int:  # fills the places nobody looks at
         return self.eot_ids[0] if self.eot_ids else int(self.mask_id == 0)
 
 
@@ -44,7 +44,7 @@ class Canvas:
 
     @classmethod
     def blank(cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: Any = "cpu") -> Canvas:
-        """Prompts and L masks each."""
+        """The prompts, each followed by L masks."""
         if length < 1:
             raise UserError(f"the response length must be at least 1, not {length}")
         if not prompts:
@@ -98,7 +98,7 @@ class Canvas:
         return replace(filled, settled=settled, when=torch.where(chosen, when[:, None], self.when))
 
     def clear(self, reopened: Tensor) -> Canvas:
-        """Masks again where reopened (B, L)."""
+        """Mask again the slots that are reopened (B, L)."""
         response = self.response.masked_fill(reopened, self.vocab.mask_id)
         return replace(self.with_response(response), when=self.when.masked_fill(reopened, -1))
 

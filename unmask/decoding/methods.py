@@ -36,7 +36,7 @@ PAPER: dict[str, Strategy] = {
     "sacm": Strategy(anchors=(SuffixAnchor(),), modifiers=(AnchorModulation(14, 1.3, 0.85),)),
 }
 METHODS: dict[str, Strategy] = {**PAPER, **VARIANTS, **ZOO}
-ABOUT: dict[str, About] = {**OURS, **THEIRS}  # of every row
+ABOUT: dict[str, About] = {**OURS, **THEIRS}  # for every row
 
 
 def method(name: str | Strategy) -> Strategy:
@@ -53,8 +53,8 @@ def method(name: str | Strategy) -> Strategy:
 def strategies(
     names: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Strategy]:
-    """Methods by name, or strategies and what they are called, with those of the default settings that they have, then the
-    wanted ones: each must fit one of them."""
+    """Methods by name, or strategies under names of their own, each with whichever default settings it has, then the wanted
+    ones: each of these must fit at least one method."""
     if not names:
         raise UserError("name at least one method; `unmask methods` lists them")
     given = names if isinstance(names, Mapping) else {name: method(name) for name in names}

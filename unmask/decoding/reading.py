@@ -1,4 +1,4 @@
-"""From logits to a few numbers a slot: which token, how sure. Logits exist chunk by chunk only, (n, V) at a time.
+"""From logits to a few numbers per slot: which token, how sure. Logits exist only chunk by chunk, (n, V) at a time.
 
 B rows, L response slots, V tokens, n slots asked about in one chunk.
 """
@@ -33,7 +33,7 @@ class Ask:
     read: Reader
     forward: int  # which forward of the decode this is
     score: Tensor | None = None  # (B, L) the last c~, where there was one for a response of this length
-    current: Tensor | None = None  # (B, L) the tokens that `Prediction.current` speaks of; None: those on the canvas
+    current: Tensor | None = None  # (B, L) the tokens that `Prediction.current` is about; None: those on the canvas
 
     @property
     def apart(self) -> bool:
@@ -51,9 +51,9 @@ class Prediction:
     entropy: Tensor | Any = None  # in nats
     certainty: Tensor | Any = None  # 1 - entropy / log V
     eot: Tensor | Any = None  # total probability of the end-of-text tokens
-    current: Tensor | Any = None  # probability of the token that stands there
+    current: Tensor | Any = None  # probability of the token now in the slot
     raw: Tensor | Any = None  # p before the token rule adjusted the logits
-    gap: Tensor | Any = None  # the two largest logits' difference, of tokens that can be written
+    gap: Tensor | Any = None  # difference of the two largest logits among tokens that can be written
     divergence: Tensor | Any = None  # KL(p || the p read there before), in nats
     read: Tensor | Any = None  # (B, L) bool: slots this forward read, where a session answers fewer than were asked
     top_ids: Tensor | Any = None  # (B, L, TOP) best candidates
@@ -73,7 +73,7 @@ class Denoiser(Protocol):
     the callable it gives turns a slice of the asked slots (rows and slots, (n,) each, row by row) into (n, V).
 
     A session may answer fewer slots than were asked: it then has `reads(ask)`, the (B, L) slots that it will run, and
-    `complete(prediction)`, which adds what it knows of the others. `Prediction.read` says which were read."""
+    `complete(prediction)`, which adds what it knows about the others. `Prediction.read` says which were read."""
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Callable[[slice], Tensor]: ...
 
@@ -85,7 +85,7 @@ def answer(denoiser: Denoiser, ask: Ask) -> Prediction:
     rows, slots = where.nonzero(as_tuple=True)
     logits = denoiser.logits(ask, rows, slots)
     parts: list[dict[str, Tensor]] = []
-    done, size = 0, max(1, CHUNK // 2**17)  # V is known from the first chunk on; till then, as if it were 131,072
+    done, size = 0, max(1, CHUNK // 2**17)  # V is known from the first chunk on; until then, assume 131,072
     while done < len(rows):
         part = logits(slice(done, done + size))
         parts.append(ask.read(part, rows[done : done + size], slots[done : done + size], ask))
@@ -125,14 +125,14 @@ class Draws:
         found, counts = rows.unique_consecutive(return_counts=True)
         device, pieces = self.shared.device, []
         for r, n in zip(found.tolist(), counts.tolist(), strict=True):
-            # On a CPU many numbers are the same as one after the other; elsewhere they are only if drawn slot by slot.
+            # On a CPU, drawing many at once gives the same numbers as one by one; elsewhere, draw slot by slot.
             each = [n] if device.type == "cpu" else [1] * n
             pieces += [torch.rand(k, width, dtype=torch.float64, generator=self.rows[r], device=device) for k in each]
         drawn = torch.cat(pieces) if pieces else torch.rand(0, width, dtype=torch.float64, device=device)
         return drawn if device == rows.device else drawn.float().to(rows.device)
 
     def whole(self, forward: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One tensor for all rows from one generator, drawn once a forward: how the published code draws."""
+        """One tensor for all rows from one generator, drawn once per forward, as the published code does."""
         if self.kept is None or self.kept[0] != (forward, *shape):
             noise = torch.rand(*shape, generator=self.shared, dtype=dtype, device=self.shared.device)
             self.kept = ((forward, *shape), noise)
@@ -142,7 +142,7 @@ class Draws:
 class Kept:
     """A vector (V,) for every slot that can still be chosen: what reading keeps from one forward to the next.
 
-    Only slots that are read move on. A row whose length changes starts afresh: its slots are not where they were.
+    Only slots that are read are updated. A row whose length changes starts afresh: its slots are not where they were.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Kept:
 
 
 class Reader:
-    """Reads one chunk of logits (n, V), which it may overwrite: the strategy's token choice and the numbers needed of it."""
+    """Reads one chunk of logits (n, V), which it may overwrite: the strategy's token choice and the numbers needed from it."""
 
     def __init__(self, choose: TokenRule, needs: frozenset[str], draws: Draws, steps: int = 1):
         self.choose, self.needs, self.draws, self.steps = choose, needs, draws, steps

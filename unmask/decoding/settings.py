@@ -12,7 +12,7 @@ from unmask.errors import UserError
 
 
 def rules(strategy: Any) -> list[Any]:
-    """Every rule of the strategy, also those inside a rule (a schedule in a Quota)."""
+    """Every rule of the strategy, including those inside another rule (a schedule in a Quota)."""
     found, queue = [], [strategy]
     while queue:
         value = queue.pop(0)
@@ -23,7 +23,7 @@ def rules(strategy: Any) -> list[Any]:
 
 
 def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
-    """What the rules and watchers read of a Prediction beyond token and p; "everywhere" asks about settled slots too."""
+    """What the rules and watchers read from a Prediction beyond token and p; "everywhere" asks about settled slots too."""
     return frozenset().union(*(getattr(item, "needs", ()) for item in (*rules(strategy), *watch)))
 
 
@@ -38,7 +38,7 @@ def longest(strategy: Any, length: int) -> int:
 
 
 def check(strategy: Any, steps: int, canvas: Any) -> None:
-    """Say no to what cannot be decoded, before a forward is spent on it."""
+    """Refuse what cannot be decoded before a forward is spent on it."""
     from unmask.decoding.rules.schedules import Fixed
     from unmask.decoding.rules.selection import Quota
 
@@ -83,7 +83,7 @@ def unsound(step: Any) -> UserError:
 def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name."""
     for name, value in settings.items():
-        name = f"{name}_" if name == "lambda" else name  # a word Python keeps for itself
+        name = f"{name}_" if name == "lambda" else name  # a reserved word in Python
         if name in {f.name for f in fields(strategy)}:
             strategy = replace(strategy, **{name: fitting(strategy, name, value)})
             continue
@@ -110,7 +110,7 @@ def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
 
 
 def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
-    """The strategy with those of the settings that it has, and their names: for several methods under one flag."""
+    """The strategy with whichever of the settings it has, and their names: for several methods under one flag."""
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
     used = {name: value for name, value in settings.items() if name in own}
     return changed(strategy, used), list(used)
@@ -148,7 +148,7 @@ def simple(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
-# What a number may be, by the name of its setting; rules check what is theirs alone, and no number may be NaN.
+# What a number may be, by the name of its setting; rules check their own settings, and no number may be NaN.
 LIMITS: dict[str, tuple[float, float]] = {
     "kappa": (0.01, 1e6), "beta": (0, 1e6), "gamma": (0, 1e6), "pace": (0.001, 1000), "lambda_": (0, 1e6), "k": (0, 1_000_000),
     "rounds": (0, 100_000), "after": (0, 1), "block": (1, 1_000_000), "at": (-1_000_000, 1_000_000),
@@ -156,7 +156,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 
 
 def within(name: str, value: Any) -> None:
-    """Refuse a number that is none (NaN) or outside what its setting allows."""
+    """Refuse a number that is NaN or outside what its setting allows."""
     low, high = LIMITS.get(name, (-math.inf, math.inf))
     if simple(value) and not isinstance(value, str) and not low <= value <= high:
         wanted = f"a number from {low:g} to {high:g}" if name in LIMITS else "a number"
@@ -185,7 +185,7 @@ def fitting(owner: Any, name: str, new: Any) -> Any:
 
 
 def parse(pairs: Iterable[str]) -> dict[str, Any]:
-    """["kappa=12", "text=Answer:"] -> {"kappa": 12, "text": "Answer:"}: Python values where they read as such."""
+    """["kappa=12", "text=Answer:"] -> {"kappa": 12, "text": "Answer:"}: Python values where they parse as such."""
     settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

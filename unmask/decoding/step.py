@@ -48,12 +48,12 @@ class Step:
         return self.canvas.masked & self.inside
 
     def asked(self, needs: frozenset[str]) -> Tensor:
-        """(B, L) bool: where the model is asked; "everywhere" takes settled slots in too, "beyond" those out of view."""
+        """(B, L) bool: where the model is asked; "everywhere" includes settled slots, "beyond" those out of view."""
         kind = self.canvas.real if "everywhere" in needs else self.canvas.masked
         return (kind if "beyond" in needs else kind & self.inside) & self.eligible.any(1, keepdim=True)
 
     @property
-    def progress(self) -> Tensor:  # (B, 1): p = 1 - |M| / L, over the whole response also under blocks
+    def progress(self) -> Tensor:  # (B, 1): p = 1 - |M| / L, over the whole response, even with blocks
         length = self.canvas.real.sum(1, keepdim=True) if self.canvas.ragged else self.canvas.length
         return 1 - self.canvas.masked.sum(1, keepdim=True) / length
 

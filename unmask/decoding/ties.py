@@ -1,4 +1,4 @@
-"""Decisions that rounding could turn: on a real model a batch differs from its rows alone only there."""
+"""Decisions that rounding could flip: on a real model a batch differs from its rows alone only there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask.decoding.step import Step
 
 
 class NearTies:
-    """Counts decisions that rounding could turn: a score within `tolerance` of one passed over or of where the selection
+    """Counts decisions that rounding could flip: a score within `tolerance` of one passed over or of where the selection
     rule draws its line, and tokens whose two best candidates are that close. On a real model a batch differs from its
     rows alone only there."""
 
@@ -29,7 +29,7 @@ class NearTies:
         for shift in (
             self.tolerance,
             -self.tolerance,
-        ):  # all surer, or all less sure: does a threshold then choose others?
+        ):  # all surer, or all less sure: would a threshold then choose differently?
             moved = replace(step, seen=_shifted(step.seen, shift))
             other = step.strategy.select(moved, score + shift)
             near = near + ((other != chosen) | (_revised(moved, score, chosen) != _revised(step, score, chosen))).any(1)
@@ -44,7 +44,7 @@ def _shifted(seen: Prediction, by: float) -> Prediction:
 
 
 def _revised(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
-    """(B, L) what stands there after the step's revising rules, those that ask for forwards of their own or resize left out."""
+    """(B, L) the tokens after the step's revising rules, except those that ask for forwards of their own or resize."""
     if not step.strategy.revise:
         return step.canvas.response
     canvas = step.canvas.fill(chosen, step.seen.token, score, step.turn).remember(step.after.memory)

@@ -1,6 +1,6 @@
 """The zoo: training-free decoders published since, one Strategy each at its published defaults, and where each comes from.
 
-A method is data, and so is what is known of it: `ABOUT` has an entry for every row.
+A method is data, and so is what is known about it: `ABOUT` has an entry for every row.
 """
 
 from __future__ import annotations

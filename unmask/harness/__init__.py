@@ -1,4 +1,4 @@
-"""lm-evaluation-harness with our model and our tasks: `unmask lm-eval ...` is lm-eval's own command line, told of both."""
+"""lm-evaluation-harness with our model and our tasks: `unmask lm-eval ...` is lm-eval's own command line, with both registered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> None:
     register(only_ours=all(task.startswith("unmask_") for task in getattr(args, "tasks", None) or [""]))
     try:
         cli.execute(args)
-    except (ValueError, KeyError) as error:  # lm-eval's way to say no; what goes wrong elsewhere keeps its traceback
+    except (ValueError, KeyError) as error:  # how lm-eval refuses input; errors elsewhere keep their traceback
         if Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(lm_eval.__file__).parent):
             raise UserError(
                 f"lm-eval: {str(error.args[0] if error.args else error).strip().splitlines()[0]}"
@@ -52,7 +52,7 @@ def register(only_ours: bool = False) -> None:
 
 
 def checked(args: Any) -> None:
-    """lm-eval keeps prepared requests by the task's name alone: other rows or other generation settings would be lost."""
+    """lm-eval caches prepared requests by task name alone: other rows or generation settings would be ignored."""
     if not getattr(args, "cache_requests", None):
         return
     if args.gen_kwargs:

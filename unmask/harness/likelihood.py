@@ -3,7 +3,7 @@
     log p(x | c) >= E_l E_S [ L / l * sum_{i in S} log p(x_i | c, x outside S) ],   l ~ U{1..L},  S of l of the L slots
 
 B rows, each a target with the slots of one S masked; L target tokens. Averaged over all S this is the mean, over all orders
-of the tokens, of the chain rule. Where all 2^L - 1 sets are no more than the samples allowed, all are used: exact, no draws.
+of the tokens, of the chain rule. Where there are no more than `samples` sets (2^L - 1), all are used: exact, no draws.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 
 def masks(length: int, samples: int, seed: int) -> Iterator[tuple[list[bool], float]]:
-    """Sets S (L,) with their weights; the weights of any one slot's sets add up to 1 (in the mean, where they are drawn)."""
+    """Sets S (L,) with their weights; the weights of any one slot's sets add up to 1 (on average, where they are drawn)."""
     if 2**length - 1 <= samples:
         for chosen in product((False, True), repeat=length):
             if size := sum(chosen):
@@ -36,7 +36,7 @@ def masks(length: int, samples: int, seed: int) -> Iterator[tuple[list[bool], fl
     generator = torch.Generator().manual_seed(seed)
     first = int(torch.randint(length, (), generator=generator))
     for sample in range(samples):
-        size = 1 + (first + sample * length // samples) % length  # uniform each, and together spread evenly over 1..L
+        size = 1 + (first + sample * length // samples) % length  # each uniform, and together spread evenly over 1..L
         inside = torch.randperm(length, generator=generator) < size
         yield inside.tolist(), length / (size * samples)
 
@@ -44,8 +44,8 @@ def masks(length: int, samples: int, seed: int) -> Iterator[tuple[list[bool], fl
 def log_likelihoods(
     model: Any, pairs: Sequence[Pair], *, samples: int = 128, seed: int = 0, batch: int = 8, cfg: float = 0.0
 ) -> Iterator[tuple[int, float]]:
-    """(index, log p(target | context)) of every pair, as they are done: those of like length together. What is drawn for
-    a pair depends on the seed and the pair alone."""
+    """(index, log p(target | context)) of every pair, as they are done, pairs of like length together. What is drawn for
+    a pair depends only on the seed and the pair."""
     order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i].target), len(pairs[i].context), i))
     totals, left = dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)  # left: rows not yet scored
     for length, group in groupby(order, key=lambda i: len(pairs[i].target)):

@@ -1,4 +1,4 @@
-"""The model `unmask` of lm-evaluation-harness: every method and setting of ours as --model_args, also over several ranks."""
+"""The model `unmask` of lm-evaluation-harness: all our methods and settings as --model_args, over several ranks if need be."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Plan(NamedTuple):
 
     strategy: Strategy
     decoding: Decoding
-    task: Task | None  # of ours
+    task: Task | None  # one of ours
 
 
 @register_model("unmask")
 class Unmask(TemplateLM):
     """pretrained: what `unmask --model` takes. method, length, steps, temperature, seed, cfg, cache and every setting of the
     method (kappa, beta, gamma, text, at, block, tau, ...) as in `unmask eval`. batch: rows decoded together (or lm-eval's
-    --batch_size). mc_num: samples of a likelihood. greedy: whether likelihood requests also learn if greedy decoding
+    --batch_size). mc_num: samples of a likelihood. greedy: whether likelihood requests are also told if greedy decoding
     writes their target. And what loads the model: device, dtype, adapter, quantize, device_map, revision, frequencies."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Unmask(TemplateLM):
         loading = {name: given.pop(name) for name in LOADING if name in given}
         self.settings = {"method": "sacm", "seed": 0, **{name: _tidy(value) for name, value in given.items()}}
         self.batch, self.mc_num, self.greedy = whole("batch", int(batch), 1), whole("mc_num", mc_num, 1), greedy
-        self.plan({})  # a setting that the method has not is refused before anything is loaded
+        self.plan({})  # a setting the method lacks is refused before anything is loaded
         self._join()
         if loading.get("device") in (None, "cuda:0"):  # lm-eval says cuda:0 where the user says nothing
             several = self.world_size > 1 and torch.cuda.is_available() and "device_map" not in loading
@@ -118,8 +118,8 @@ class Unmask(TemplateLM):
         return Plan(strategy.with_(**wanted), decoding, task)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """lm-eval keeps answers (--use_cache) by the request alone. Those of one model with one set of settings get a table
-        of their own in its file, so that no other is given them."""
+        """lm-eval caches answers (--use_cache) by the request alone. Here each model and set of settings gets a table of
+        its own in that file, so that no other is given its answers."""
         if (kept := cache_hook.dbdict) is not None:
             name = (
                 "unmask-" + hashlib.sha256(json.dumps(self.identity, sort_keys=True, default=str).encode()).hexdigest()
@@ -140,7 +140,7 @@ class Unmask(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without a context."""
+        """What comes before a text without a context."""
         return self.eot_token_id if self.tokenizer.bos_token_id is None else self.tokenizer.bos_token_id
 
     def templated(self, text: str) -> bool:
@@ -153,7 +153,7 @@ class Unmask(TemplateLM):
         return self.model.encode(string, raw=True)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """lm-eval moves white space at the context's end to the target; a chat template's stays where it is."""
+        """lm-eval moves white space at the end of the context to the target; that of a chat template stays in place."""
         if self.templated(context):
             return self.model.tokens(context), self.model.tokens(continuation)
         return super()._encode_pair(context, continuation)
@@ -195,7 +195,7 @@ class Unmask(TemplateLM):
         return [made[i] for i in range(len(requests))]
 
     def _seeds(self, requests: Sequence[Any], plans: Sequence[Plan]) -> list[int]:
-        """Those of `unmask eval`: of the row's number, and of another run for every repeat of a request."""
+        """The seeds of `unmask eval`: those of the row's number, and of a further run for every repeat of a request."""
         repeats: dict[int, int] = {}
         seeds = []
         for request, plan in zip(requests, plans, strict=True):
@@ -227,7 +227,7 @@ class Unmask(TemplateLM):
         return self._likelihoods(pairs, disable_tqdm, finished)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """A text as windows of the model's context, each scored after what came before it: one token, more for the last."""
+        """A text as windows of the model's context, each scored after what came before it: one token, or more for the last."""
         most = (self.model.context or 2048) - 1
         windows = []
         for request in requests:
@@ -257,7 +257,7 @@ class Unmask(TemplateLM):
 
     @torch.inference_mode()
     def _greedy(self, pair: Pair, known: dict[tuple[tuple[int, ...], int], list[int]]) -> bool:
-        """Does top-probability decoding, a token a step, write the target? Choices of one question share the decode."""
+        """Does top-probability decoding, one token per step, write the target? Choices of one question share the decode."""
         key = tuple(pair.context), len(pair.target)
         if pair.target and key not in known:
             canvas = Canvas.blank([pair.context], len(pair.target), self.model.vocab, self.model.device)
@@ -268,7 +268,7 @@ class Unmask(TemplateLM):
     # ------------------------------------------------------------ ranks (torchrun, accelerate launch)
 
     def _join(self) -> None:
-        """One process a rank: lm-eval hands each its share of the rows. Only small objects travel, so gloo serves any device."""
+        """One process per rank: lm-eval hands each its share of the rows. Only small objects travel, so gloo serves any device."""
         self._device = torch.device("cpu")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if not distributed.is_initialized():

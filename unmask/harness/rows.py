@@ -11,14 +11,14 @@ from unmask.tasks.data import Made
 
 
 def load(task: str, data: str | None = None, **_: Any) -> dict[str, Any]:
-    """The test rows of a task, prompts rendered, few-shots included. They come from where `unmask eval` has them:
+    """The test rows of a task, prompts rendered, few-shots included. They come from where `unmask eval` finds them:
     `--metadata data=PATH` or UNMASK_DATA is its --data, else the Hub. (lm-eval hands over the model's settings too.)"""
     from datasets import Dataset
 
     known = find(task)
     path = None if isinstance(known.rows, Made) else data or os.environ.get("UNMASK_DATA")
     found = known.load("test", path)
-    # A row goes as JSON: as columns, lm-eval's tables would fill gaps and force types on what our graders read.
+    # A row is passed as JSON: as columns, lm-eval's tables would fill gaps and force types on what our graders read.
     documents = [
         {
             "task": known.name,

@@ -149,9 +149,9 @@ def body_clock(model: Any) -> list[float]:
 @torch.inference_mode()
 def measure(shape: Shape, seconds: float, device: str = "cpu") -> dict[str, Any]:
     """The ratios of one shape. The variants are run side by side, a step of each in turn. Every step of every variant
-    makes the same call of the model's body and differs in the rest, so the two are timed apart: the body's time is the
-    best of all its calls, and the same for all; the rest of a step is the best of the rounds that `seconds` hold, as what
-    else a machine does only ever adds time. Otherwise a body's noise of 5 % would hide a rest of 5 %."""
+    makes the same call of the model's body and differs in the rest, so the two are timed separately: the body's time is the
+    best of all its calls, and the same for all; the rest of a step is the best of the rounds that `seconds` hold, as anything
+    else the machine does only ever adds time. Otherwise a body's noise of 5 % would hide a rest of 5 %."""
     model, canvas = build(shape, device), blank(shape, device)
     pinned, steps = anchored(canvas), shape.steps
     plain, sacm = METHODS["top-probability"], METHODS["sacm"]
@@ -244,7 +244,7 @@ def _high_water(reset: bool) -> int | Any:
 
 
 def bench(seconds: float = 12, device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """One record a shape, as it is done."""
+    """One record per shape, as each is done."""
     for shape in SHAPES:
         yield {**measure(shape, seconds, device), "memory_over_reference": memory(shape)}
 

@@ -24,10 +24,10 @@ from unmask.models.model import Model
 
 QUESTION = "A baker makes 12 rolls an hour and works for 7 hours. He sells all but 9. How many rolls does he sell?"
 TEXTS = (QUESTION, "What is the capital of France?", "Write a function that adds two numbers.")
-MASKS = 16  # masks behind each text
+MASKS = 16  # masks after each text
 METHODS_TRIED = ("top-probability", "semi-ar", "suffix-anchor", "sacm")
 
-# What the other process runs: nothing of ours, so that any interpreter with torch and transformers can.
+# What the other process runs: none of our code, so that any interpreter with torch and transformers can run it.
 REMOTE = f"""
 import json, sys, torch
 from transformers import AutoModel
@@ -58,7 +58,7 @@ def verify(
 
 
 def tensors(model: Model) -> dict[str, Any]:
-    """`load` has matched names and shapes with config.json; here no tensor may be left over, and all must be finite."""
+    """`load` has matched names and shapes against config.json; here no tensor may be left over, and all must be finite."""
     state = model.module.state_dict()
     files = sorted(model.path.glob("*.safetensors")) if model.path else []
     stored = {name for file in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118
@@ -72,7 +72,7 @@ def tensors(model: Model) -> dict[str, Any]:
 
 
 def tokenizer(model: Model) -> dict[str, Any]:
-    """The special ids are the tokenizer's own, text comes back as it went in, and bos stands once."""
+    """The special ids are the tokenizer's own, text comes back as it went in, and bos appears once."""
     ids = model.encode(QUESTION)
     bos = model.tokenizer.bos_token_id
     special = [model.vocab.mask_id, *model.vocab.eot_ids]
@@ -92,7 +92,7 @@ def tokenizer(model: Model) -> dict[str, Any]:
 
 @torch.inference_mode()
 def compared(model: Model, remote_code: Path, python: str) -> dict[str, Any]:
-    """Logits behind three prompts against the published code's: the largest difference, and how often the argmax agrees."""
+    """Logits after three prompts against the published code's: the largest difference, and how often the argmax agrees."""
     if not list(remote_code.glob("modeling_*.py")):
         raise UserError(f"{remote_code} has no modeling_*.py: pass the directory of the model's published code")
     rows = [model.tokens(text) + [model.vocab.mask_id] * MASKS for text in TEXTS]

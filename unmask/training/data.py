@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = 0.05  # the share of unknown tokens above which training is refused
 Pairs = list[tuple[str, str]]  # (prompt, response)
-Source = Callable[[int, float], tuple[Pairs, int]]  # (step, share of training behind) -> rows and their response length
+Source = Callable[[int, float], tuple[Pairs, int]]  # (step, share of training done) -> rows and their response length
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def masked_batch(
     valid = torch.ones_like(target, dtype=torch.bool)
     for row, prompt in enumerate(prompts):
         valid[row, : width - len(prompt)] = False
-    # t is stratified: one draw in each of B equal parts of (least, 1], which steadies the loss
+    # t is stratified: one draw from each of B equal parts of (least, 1], which steadies the loss
     t = least + (1 - least) * ((torch.arange(rows) + torch.rand((), generator=generator)) / rows)[:, None]
     masked = torch.rand(target.shape, generator=generator) < t
     masked[:, :width] = False
@@ -96,7 +96,7 @@ def jsonl(
     context: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Source:
-    """Pairs {"prompt": ..., "response": ...}, in a new order each epoch; responses longer than L are told and left out."""
+    """Pairs {"prompt": ..., "response": ...}, in a new order each epoch; responses longer than L are reported and left out."""
     rows, long, unknown, tokens = [], [], 0, 0
     for where, prompt, response in read(file):
         ids = tokenizer(response, add_special_tokens=False)["input_ids"]

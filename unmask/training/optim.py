@@ -35,7 +35,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
-    """The orthogonal factor of each matrix of g (n, rows, columns), nearly."""
+    """The orthogonal factor, approximately, of each matrix in g (n, rows, columns)."""
     tall = g.shape[-2] > g.shape[-1]
     x = (g.mT if tall else g).float()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

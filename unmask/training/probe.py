@@ -21,12 +21,12 @@ def probe(
     length: int,
     kinds: Iterable[str] = PROBES,
 ) -> dict[str, dict[str, float]]:
-    """How often one slot is right when the model sees nothing to the right of what it is asked.
+    """How often one slot is right when the model sees nothing to the right of the slot it is asked about.
 
     copied: the last operation of the chain, with the true text before it. first, later: the first and the last result,
     likewise. chain: the answer after the true chain. anchored: the same, with the answer 20 slots before the end and
-    masks between. direct: the answer alone at the start of the response. glance: as anchored, but with no chain at all.
-    Of an answer the likeliest possible one counts: a colon before it ("The answer is: C") is wording.
+    masks in between. direct: the answer alone at the start of the response. glance: as anchored, but with no chain at all.
+    For an answer, the likeliest of the possible ones counts: a colon before it ("The answer is: C") is wording.
     """
     mask, found = module.config.mask_token_id, {}
     for world in worlds:
@@ -45,7 +45,7 @@ def probe(
 
 
 def _partial(question: toy.Question, kind: str, length: int) -> tuple[dict[int, str], int, str]:
-    """Words by slot, the slot asked about, and what stands there in truth."""
+    """Words by slot, the slot asked about, and the word that belongs there."""
     answer, words = ["The", "answer", "is"], toy.words(toy.reasoning(question, "Let us see."))
     end = length - 20
     if kind == "direct":

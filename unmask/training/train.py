@@ -1,7 +1,7 @@
 """Masked-diffusion training as LLaDA does it: t ~ U(0, 1), each response token masked with probability t, cross-entropy / t.
 
-Responses are padded with end-of-text to L, and the loss counts it. A step's data and masks depend on the seed and the step
-alone, so a resumed run is the straight one, bit for bit.
+Responses are padded with end-of-text to L, and the loss counts it. A step's data and masks depend only on the seed and
+the step, so a resumed run equals an uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Recipe:
 
 
 def loss_of(module: Any, batch: Batch) -> Tensor:
-    """sum over masked of cross-entropy / t, by the number of response tokens."""
+    """The sum over masked slots of cross-entropy / t, divided by the number of response tokens."""
     hidden = module.hidden(batch.ids, batch.valid)
     rows, slots = batch.masked.nonzero(as_tuple=True)
     logits = module.head(hidden[rows, slots - int(module.shifted)])
@@ -70,7 +70,7 @@ def loss_of(module: Any, batch: Batch) -> Tensor:
 
 
 def initialise(module: Any, seed: int) -> None:
-    """Small embeddings, and zero output projections and head: the model begins as the uniform guess, every block as nothing."""
+    """Small embeddings, and zero output projections and head: the model begins as a uniform guess, every block as the identity."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in module.named_parameters():
         with torch.no_grad():
@@ -104,7 +104,7 @@ def train(
     identity: str = "", probe: Callable[[Any], dict[str, Any]] | None = None, probe_every: int = 500,
     save_every: float = 60.0, report: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Train in place, resuming from out/training.pt where it belongs to the same run. Returns the log, a record a report."""
+    """Train in place, resuming from out/training.pt where it belongs to the same run. Returns the log, one record per report."""
     make_folder(out)
     file, made, log, begin = out / "training.pt", optimizers(module, recipe), [], 0
     run = hashlib.sha256(json.dumps([asdict(recipe), identity]).encode()).hexdigest()
@@ -191,7 +191,7 @@ def new(texts: list[str], vocab: int, recipe: Recipe) -> tuple[Any, Any]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    special = [*toy.SPECIAL[:-1], *toy.PADDING]  # bytes need no token for what is unknown
+    special = [*toy.SPECIAL[:-1], *toy.PADDING]  # a byte-level tokenizer needs no unknown token
     core = Tokenizer(models.BPE())
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -235,7 +235,7 @@ def adapt(module: Any, rank: int, seed: int) -> None:
 
 
 def digest(module: Any) -> str:
-    """Of the weights a run begins with."""
+    """A digest of the weights a run begins with."""
     found = hashlib.sha256()
     for name, value in module.state_dict().items():
         found.update(name.encode() + value.detach().cpu().contiguous().flatten()[:256].float().numpy().tobytes())
@@ -267,7 +267,7 @@ def export(
 
 
 def curve(log: list[dict[str, Any]], out: Path) -> str:
-    """The loss over the steps: loss.png where matplotlib is there, a line of text always."""
+    """The loss over the steps: loss.png where matplotlib is installed, and always a line of text."""
     losses = [record["loss"] for record in log]
     low, high = min(losses), max(losses)
     marks = "▁▂▃▄▅▆▇█"

@@ -1,6 +1,6 @@
 """The rules a method is made of, each a frozen dataclass, and what a rule of each kind must offer.
 
-B rows, L response slots, V tokens, n slots read together. A rule may have `needs`, the names of what it reads of a
+B rows, L response slots, V tokens, n slots read together. A rule may have `needs`, the names of what it reads from a
 Prediction beyond `token` and `p`; everything it remembers is in its fields, so that `repr` is its recipe.
 """
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class TokenRule(Protocol):
-    """Which token stands at a slot."""
+    """Which token goes into a slot."""
 
     def forbidden(self, vocab: Vocab) -> tuple[int, ...]:
         """Ids that are never written, as if their logits were -inf."""
         ...
 
     def adjust(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask) -> Tensor:
-        """Other logits (n, V) than the model's, before anything is read of them. `ask.read.kept` holds what it keeps."""
+        """Other logits (n, V) than the model's, before anything is read from them. `ask.read.kept` holds what it keeps."""
         ...
 
     def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask, draws: Draws) -> tuple[Tensor, Tensor]:
@@ -83,10 +83,10 @@ class Remasker(Protocol):
 
 
 class Focus(Protocol):
-    """The slots in view: a window that a row has of its own."""
+    """The slots in view: a window of each row's own."""
 
     def __call__(self, step: Step) -> Tensor:
-        """(B, L) bool. It is called before the forward, and again once the prediction is there (`step.seen.p`)."""
+        """(B, L) bool. It is called before the forward, and again once the prediction is available (`step.seen.p`)."""
         ...
 
 
@@ -94,8 +94,8 @@ class Reviser(Protocol):
     """The canvas after a step: slots opened again, tokens replaced, everything committed, slots added or cut."""
 
     def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
-        """A canvas to look at first and where (B, L), by a forward of its own; `step.looks` holds what came of those
-        before. Called until it says None."""
+        """A canvas to look at first and where (B, L), by a forward of its own; `step.looks` holds what the
+        earlier ones returned. Called until it returns None."""
         return None
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:

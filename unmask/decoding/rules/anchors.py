@@ -14,7 +14,7 @@ class Template:
     """Template infilling: fixed pieces with masked slots after each, no modulation.
 
     The paper gives the text but not the slot lengths: the last piece starts at slot `at` from the end, as the suffix
-    anchor does, and the pieces before it stand at equal distances from the first slot on.
+    anchor does, and the pieces before it are evenly spaced from the first slot on.
     """
 
     pieces: tuple[str, ...] = ("Step 1:", "Step 2:", "Step 3:", "The answer is:")

@@ -1,4 +1,4 @@
-"""C: how ready each asked slot is. A rule takes a Step and returns (B, L); `needs` names what it reads of a Prediction."""
+"""C: how ready each asked slot is. A rule takes a Step and returns (B, L); `needs` names what it reads from a Prediction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TopMargin:
 
 @dataclass(frozen=True)
 class NegativeEntropy:
-    """c_i = -H_i. Certainty is the one to modify: what a modifier multiplies must not be negative."""
+    """c_i = -H_i. To modify it, use Certainty: what a modifier multiplies must not be negative."""
 
     needs: ClassVar = frozenset({"entropy"})
     negative: ClassVar = True

@@ -31,7 +31,7 @@ def whole(strategy: object, rule: object) -> None:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The block of `size` slots that holds a row's first mask: blocks that no row waits for. `aligned` counts them from the
+    """The block of `size` slots that holds a row's first mask: no row waits for another's block. `aligned` counts them from the
     beginning of the prompt (dInfer's start_block_align), so that the first may be shorter."""
 
     size: int = 32
@@ -58,7 +58,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Behind:
-    """All slots before the end of the block: those of earlier blocks that were opened again come into view."""
+    """All slots before the end of the block: slots of earlier blocks come back into view if reopened."""
 
     def __call__(self, step: Step) -> Tensor:
         return (slots(step.canvas) < step.window.stop).expand(step.canvas.rows, -1)

@@ -1,4 +1,4 @@
-"""Length: a response that grows or is cut while it is decoded. Revising rules, and what they stand on."""
+"""Length: a response that grows or is cut while it is decoded. Revising rules, and what they build on."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def arranged(canvas: Canvas, rows: Sequence[Sequence[int]]) -> Canvas:
-    """Responses of new lengths: rows[r][j] is the slot that comes to stand at j, or -1 for a new mask.
+    """Responses of new lengths: rows[r][j] is the slot that moves to j, or -1 for a new mask.
 
-    Everything known of a slot moves with it. Shorter rows are padded on the right, where nothing is valid.
+    Everything known about a slot moves with it. Shorter rows are padded on the right, where nothing is valid.
     """
     length, device = max(map(len, rows)), canvas.ids.device
     source = torch.tensor(
         [[*row, *[-2] * (length - len(row))] for row in rows], device=device
-    )  # (B, L'); -2: behind the end
+    )  # (B, L'); -2: past the end
 
     def moved(values: Tensor, new: Any, behind: Any) -> Tensor:  # (B, L, ...) -> (B, L', ...)
         at = source.view(*source.shape, *[1] * (values.dim() - 2))
@@ -60,8 +60,8 @@ def ending(step: Step, w: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Resize(Reviser):
-    """What the rules that change the length share. A response is at most `most` slots long; None: four times what it was at
-    first. It grows and is cut at its end, or before the anchor there, which keeps its distance from the end."""
+    """What the rules that change the length share. A response is at most `most` slots long; None: four times its
+    initial length. It grows and is cut at its end, or before the anchor there, which keeps its distance from the end."""
 
     most: int | None = None
     needs: ClassVar = frozenset({"everywhere", "beyond"})  # E reads every slot
@@ -111,7 +111,7 @@ def _end(canvas: Canvas, r: int, row: list[int]) -> int:
 
 
 def _cut(canvas: Canvas, r: int, row: list[int], n: int) -> list[int]:
-    """Without the last n slots before its end, fixed ones spared, at least one left."""
+    """The row without the last n slots before its end; fixed ones are spared, and at least one is left."""
     fixed, end = canvas.fixed[r].tolist(), _end(canvas, r, row)
     free = [j for j in range(end) if row[j] < 0 or not fixed[row[j]]]
     gone = set(free[1:][-n:] if n else ())
@@ -125,9 +125,9 @@ def _grown(canvas: Canvas, r: int, row: list[int], n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Expand(Resize):
-    """DAEDAL: the length is found before decoding and mended during it. E: see `ending`.
+    """DAEDAL: the length is found before decoding and adjusted during it. E: see `ending`.
 
-    First, `by` masks are added as long as E < enough; then w / 2 end-of-text tokens behind them, if there is no anchor.
+    First, `by` masks are added as long as E < enough; then w / 2 end-of-text tokens after them, if there is no anchor.
     While decoding, at every step with E < more, the least sure mask in view becomes `by` masks if its p < low.
     """
 
@@ -186,7 +186,7 @@ class Density(Resize):
     """rho-EOS: after each of the first `until` steps the response grows by K masks if E < low and is cut by K slots, whatever
     they hold, if E > high. E: see `ending`.
 
-    K = by x 1 ("const"), s ("linear") or 2^(s - 1) ("exp"), at most 8, s = ceil(|E - line| / 0.1). A row that has come to
+    K = by x 1 ("const"), s ("linear") or 2^(s - 1) ("exp"), at most 8, s = ceil(|E - line| / 0.1). A row that has reached
     its limit, or is done, is left alone.
     """
 

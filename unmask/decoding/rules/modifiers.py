@@ -1,4 +1,4 @@
-"""c -> c~ of the baselines, and what is deferred. The paper's own modulation is in algorithm.py.
+"""c -> c~ for the baselines, and what is deferred. The paper's own modulation is in algorithm.py.
 
 A modifier takes a Step and a score (B, L) and returns a new score; what it multiplies must not be negative.
 """
@@ -27,7 +27,7 @@ def is_eot(step: Step) -> Tensor:
 class SuppressEOT:
     """Direct EOT suppression: a slot whose prediction is end-of-text is chosen last (`defer`), at every temperature.
 
-    The paper's "negative-infinity confidence", as a matter of rank: among themselves they keep their own order.
+    The paper's "negative-infinity confidence", as a matter of rank: such slots keep their order among themselves.
     """
 
     def __call__(self, step: Step) -> Tensor:
@@ -36,7 +36,7 @@ class SuppressEOT:
 
 @dataclass(frozen=True)
 class RenormaliseEOT:
-    """What LLaDA's published `confidence_eos_eot_inf` does besides: the softmax leaves the end-of-text tokens out.
+    """What LLaDA's published `confidence_eos_eot_inf` does in addition: the softmax leaves the end-of-text tokens out.
 
     c~_i = c_i / (1 - p_i(EOT)), and 0 where the prediction is one. Goes with `defer=SuppressEOT()`.
     """
@@ -86,7 +86,7 @@ class PositionDecay:
 @dataclass(frozen=True)
 class LinearPosition:
     """PC-Sampler's linear variant: (1 - weight) n_i + weight (S - j) / S, j the place in a window of S slots, n the
-    calibrated confidence scaled to [0, 1] over *all* its slots, settled ones (with the token that stands there) too."""
+    calibrated confidence scaled to [0, 1] over *all* its slots, settled ones (with their tokens) included."""
 
     weight: float = 0.25
     alpha: float = 10.0
@@ -104,7 +104,7 @@ class LinearPosition:
 
 @dataclass(frozen=True)
 class DampEOT:
-    """EOSER: ending early is made hard. c~_i = c_i (low + (high - low) p) where the prediction is end-of-text, p the progress."""
+    """EOSER: makes it hard to end early. c~_i = c_i (low + (high - low) p) where the prediction is end-of-text, p the progress."""
 
     low: float = 0.4
     high: float = 1.0
@@ -119,9 +119,9 @@ class DampEOT:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Dream's `alg_temp`: the k best of c~ are k slots drawn without replacement with probability softmax(c / temperature).
+    """Dream's `alg_temp`: the k best by c~ are k slots drawn without replacement with probability softmax(c / temperature).
 
-    c~_i = exp((c_i - max c) / temperature) / E_i, E_i ~ Exp(1): the order of these is such a draw. Every row draws its own.
+    c~_i = exp((c_i - max c) / temperature) / E_i, E_i ~ Exp(1): sorting by these is such a draw. Every row draws its own.
     """
 
     temperature: float = 0.1

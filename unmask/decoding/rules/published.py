@@ -1,4 +1,4 @@
-"""What published code does and a method here would not: rules for parity with recordings only.
+"""What published code does but a method here would not: rules that exist only for parity with recordings.
 
 Most draw one tensor of random numbers for the whole batch, so that a row's tokens depend on its neighbours.
 """
@@ -46,7 +46,7 @@ class PublishedUniform:
 
 @dataclass(frozen=True)
 class PublishedChance:
-    """Dream's `alg="origin"` draws: one number a masked slot, in order, for all rows from one generator.
+    """Dream's `alg="origin"` draws: one number per masked slot, in order, for all rows from one generator.
     c_i = -u_i; goes with the selection rule Chance."""
 
     def __call__(self, step: Step) -> Tensor:
@@ -58,7 +58,7 @@ class PublishedChance:
 
 @dataclass(frozen=True)
 class Chance:
-    """Dream's `alg="origin"`: each masked slot with probability 1 - t_{i+1} / t_i. Goes with PublishedChance."""
+    """Dream's `alg="origin"`: each masked slot is decoded with probability 1 - t_{i+1} / t_i. Goes with PublishedChance."""
 
     schedule: Timesteps = Timesteps()
 
@@ -91,7 +91,7 @@ class LeadingSlot:
 
 @dataclass(frozen=True)
 class Table:
-    """LLaDA's step table as it stands: m // S, one more in the first m % S steps, whatever was decoded meanwhile."""
+    """LLaDA's step table to the letter: m // S, one more in the first m % S steps, whatever was decoded meanwhile."""
 
     def __call__(self, step: Step) -> Tensor:
         return step.opened // step.steps + (step.index < step.opened % step.steps)
@@ -102,7 +102,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Hurried:
-    """A block ends with its budget; masks it has left stay for good (KLASS with T < L, DUS's samplers)."""
+    """A block ends with its budget; masks still in it stay for good (KLASS with T < L, DUS's samplers)."""
 
     def __call__(self, step: Step) -> Tensor:
         at = slots(step.canvas)
@@ -113,7 +113,7 @@ class Hurried:
 @dataclass(frozen=True)
 class LostLevels(Levels):
     """DUS as published: what a level sends back is in no later level and stays masked. `certain` sends back the slots with an
-    entropy below it, so the sure ones ("high_entropy")."""
+    entropy below it, that is, the sure ones ("high_entropy")."""
 
     certain: float | None = None
     needs: ClassVar = frozenset({"entropy"})
@@ -126,7 +126,7 @@ class LostLevels(Levels):
 
 @dataclass(frozen=True)
 class Unhurried(EarlyAnswer):
-    """Prophet as published: a block makes all its forwards, also those that can decode nothing, and may end in one of them."""
+    """Prophet as published: a block makes all its forwards, even those that can decode nothing, and may end in one of them."""
 
     def forwards(self, step: Step) -> list[Step]:
         return [step, *(replace(step, seen=look, turn=step.turn + i + 1) for i, look in enumerate(step.looks))]
@@ -164,7 +164,7 @@ class FillEOTTogether(FillEOT):
 @dataclass(frozen=True)
 class Together(Frontier):
     """dInfer's blocks: a row that has filled one waits for the others. `stop` (early_stop off): once every row has written
-    end-of-text in a block behind, it stops all the same and leaves masks in the others."""
+    end-of-text in an earlier block, it stops all the same and leaves masks in the others."""
 
     stop: bool = False
 
@@ -177,7 +177,7 @@ class Together(Frontier):
 
 @dataclass(frozen=True)
 class Unrolled(Reviser):
-    """dInfer looks whether a block is full only after max(1, min(masks // tokens, most)) forwards; some find nothing to do."""
+    """dInfer checks whether a block is full only after max(1, min(masks // tokens, most)) forwards; some find nothing to do."""
 
     most: int = 4
     tokens: int = 8
@@ -208,7 +208,7 @@ class Unrolled(Reviser):
 
 @dataclass(frozen=True)
 class Hollow(Reviser):
-    """A block makes all its forwards, also those that can decode nothing (RCR)."""
+    """A block makes all its forwards, even those that can decode nothing (RCR)."""
 
     def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
         full = not bool((canvas.masked & step.inside).any())
@@ -223,7 +223,7 @@ class Hollow(Reviser):
 
 @dataclass(frozen=True)
 class HollowReplace(Replace):
-    """CORE as published: a block makes all its forwards, and verifies in those that can decode nothing, too."""
+    """CORE as published: a block makes all its forwards, and verifies even in those that can decode nothing."""
 
     def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
         if (look := super().asks(step, canvas)) is not None or bool((canvas.masked & step.inside).any()):
@@ -231,7 +231,7 @@ class HollowReplace(Replace):
         index, seen, looks = step.index, step.seen, list(step.looks)
         if looks and self.due(step):
             looks.pop(0)
-        while index < step.steps - 1:  # walk through what was looked at, to what comes next
+        while index < step.steps - 1:  # walk past what was already looked at, to what comes next
             index += 1
             if not looks:
                 return canvas, canvas.real

@@ -1,4 +1,4 @@
-"""Select, ready when stable: slots whose prediction has come to rest, or whose neighbours allow it. See also selection.py."""
+"""Select, ready when stable: slots whose prediction has settled down, or whose neighbours allow it. See also selection.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stable:
 
     ready_i = c~_i > tau and KL(p_i^t || p_i^{t-1}) < kl at each of the last `history` forwards
 
-    All that are ready are decoded, or of these the surest ("max_conf") or the calmest ("min_kl"); where none is, as many of
+    All that are ready are decoded, or only the surest of them ("max_conf") or the calmest ("min_kl"); where none is, as many of
     the best as the schedule says. In a block nothing is ready before forward number `history`.
     """
 
@@ -48,9 +48,7 @@ class Stable:
     history: int = 2
     pick: str = "all"
     schedule: Schedule = Even()
-    needs: ClassVar = frozenset(
-        {"divergence", "beyond"}
-    )  # rest is watched at every masked slot, not in the block alone
+    needs: ClassVar = frozenset({"divergence", "beyond"})  # KL is watched at every masked slot, not only in the block
 
     def __post_init__(self) -> None:
         unit(tau=self.tau)
@@ -107,9 +105,9 @@ class Leap:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """dInfer's hierarchical rule: in every run of adjacent masks the best one if c~ > low, everywhere all with c~ > tau, and
+    """dInfer's hierarchical rule: the best one in every run of adjacent masks if c~ > low, all slots with c~ > tau, and
     always the best of all. Written tokens cut the runs in two, so that neighbours are seldom decoded together.
-    None switches a line off: low=None takes every run's best, tau=None nothing besides."""
+    None switches a threshold off: low=None takes every run's best, tau=None nothing else."""
 
     tau: float | None = 0.9
     low: float | None = 0.4
@@ -157,7 +155,7 @@ def levels(n: int, kind: str, base: int, skip: int) -> tuple[tuple[int, ...], ..
 @dataclass(frozen=True)
 class Levels:
     """DUS: a block in a fixed order of strides n / base, n / base^2, ..., 1 ("dilated"; the first `skip` powers are left
-    out) or of midpoints ("binary"), one level a forward. Slots with c~ < tau wait for the last level, which takes all."""
+    out) or of midpoints ("binary"), one level per forward. Slots with c~ < tau wait for the last level, which takes all."""
 
     kind: str = "dilated"
     base: int = 2
@@ -192,7 +190,7 @@ class Levels:
 @dataclass(frozen=True)
 class Spaced:
     """DUS's spacing filter: of what `then` chooses, best first, only slots at least max(2, m stride / n) from those kept,
-    m the masks of a block of n slots. Close neighbours wait, the more so the emptier the block."""
+    m the masks in a block of n slots. Close neighbours wait, especially while the block is mostly empty."""
 
     then: SelectionRule = Threshold()
     stride: int = 8
@@ -248,7 +246,7 @@ class Wide:
 
 @dataclass(frozen=True)
 class AboveMean:
-    """Saber: all slots surer than what was decoded so far, c~ > the mean score at commit over all slots ever decoded (1 where
+    """Saber: all slots surer than what has been decoded so far: c~ > the mean score at commit over all slots ever decoded (1 where
     there is none); at least the n best. `first`: a slot's first commit counts, not its last (Dream's variant)."""
 
     n: int = 2

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Remask:
     """ReMDM: once `after` of a window is decoded, `rounds` times reopen the k least sure settled slots and decode k.
 
-    fresh: sureness is read anew by a forward of its own (the port in PC-Sampler); otherwise it is the score they were
-    committed with (the official code, whose rounds are as many as the window's steps: rounds=None).
+    fresh: confidence is read anew by a forward of its own (the port in PC-Sampler); otherwise it is the score they were
+    committed with (the official code, which has as many rounds as the window has steps: rounds=None).
     """
 
     k: int = 1

@@ -38,7 +38,7 @@ class EarlyAnswer(Reviser):
 
     g = mean over the answer's slots of (largest - second largest logit) >= early, mid or late
 
-    in the first, second and last third of the steps. The answer is the `n` slots behind the anchor, or from slot `start` on,
+    in the first, second and last third of the steps. The answer is the `n` slots after the anchor, or from slot `start` on,
     decoded or not.
     """
 
@@ -80,7 +80,7 @@ class EarlyAnswer(Reviser):
 
 @dataclass(frozen=True)
 class FillEOT(Reviser):
-    """dInfer's early stop: once a block is full and holds end-of-text, every slot behind it becomes end-of-text too."""
+    """dInfer's early stop: once a block is full and holds end-of-text, every slot after it becomes end-of-text too."""
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         end = canvas.vocab.pad_id
@@ -94,7 +94,7 @@ class FillEOT(Reviser):
 
 @dataclass(frozen=True)
 class PadEOT(Reviser):
-    """DCD: once an end-of-text token is written, every slot behind it becomes padding, settled ones too. `pad` is a token id;
+    """DCD: once an end-of-text token is written, every slot after it becomes padding, even settled ones. `pad` is a token id;
     None: end-of-text itself."""
 
     pad: int | None = None
@@ -114,7 +114,7 @@ class Verify(Reviser):
 
     b_i = p(x_i | all but slot i) < back, for the slots decoded by earlier steps of the window
 
-    At most as many as the step before decoded, less one, and none in a step that decodes a single slot: so every step gains.
+    At most one fewer than the step before decoded, and none in a step that decodes a single slot, so every step gains.
     """
 
     back: float = 0.9
@@ -185,11 +185,11 @@ CURVES = {
 
 @dataclass(frozen=True)
 class Backtrack(Reviser):
-    """Saber: after a step that decoded a slots, the min(max(n / 2, a / 8), a - 1) settled ones that lost most are opened again,
-    those just decoded among them, unless nothing is masked any more.
+    """Saber: after a step that decoded a slots, the min(max(n / 2, a / 8), a - 1) settled ones that lost most are reopened,
+    possibly including those just decoded, unless nothing is masked any more.
 
     By "change": c_i - its value one forward before, c the largest probability there. By "current": the probability of the
-    token that stands there, without any adjustment (Dream's variant).
+    slot's own token, without any adjustment (Dream's variant).
     """
 
     n: int = 2

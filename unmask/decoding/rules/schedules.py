@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Even:
-    """ceil(masks left / steps left): LLaDA's step table, and it absorbs anchors, odd blocks and remasking."""
+    """ceil(masks left / steps left): LLaDA's step table, which also absorbs anchors, odd blocks and remasking."""
 
     def __call__(self, step: Step) -> Tensor:
         return -(-step.eligible.sum(1) // max(1, step.steps - step.index))
@@ -32,7 +32,7 @@ class Even:
 
 @dataclass(frozen=True)
 class Across:
-    """ceil(masks left / steps left) counted over the whole response, also where only some of it is in view (DSB)."""
+    """ceil(masks left / steps left) counted over the whole response, even where only part of it is in view (DSB)."""
 
     def __call__(self, step: Step) -> Tensor:
         return -(-step.canvas.masked.sum(1) // (step.budget - step.turn).clamp(min=1))
@@ -43,7 +43,7 @@ class Across:
 
 @dataclass(frozen=True)
 class Fixed:
-    """`tokens` a step, whatever the budget."""
+    """`tokens` per step, whatever the budget."""
 
     tokens: int = 1
 
@@ -72,7 +72,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Timesteps:
-    """Dream's: int(masks (1 - t_{i+1} / t_i)) on t = linspace(1, eps) in float32, all that is left at the last step.
+    """Dream's schedule: int(masks (1 - t_{i+1} / t_i)) on t = linspace(1, eps) in float32, all that is left at the last step.
     The first steps may decode nothing; their forwards are made all the same, as published."""
 
     eps: float = 1e-3
@@ -107,7 +107,7 @@ def _curved(curve: Curve, masks: int, steps: int) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Curve:
     """LaViDa's schedules: how far decoding is along a curve sigma over t in [0, 1], all that is left at the last step.
-    Here a straight line."""
+    Here it is a straight line."""
 
     def sigma(self, t: Tensor) -> Tensor:
         return t
@@ -126,7 +126,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Shift(Curve):
-    """s t / (1 + (s - 1) t): few tokens a step at first for s > 1 (LaViDa's default), many for s < 1."""
+    """s t / (1 + (s - 1) t): few tokens per step at first for s > 1 (LaViDa's default), many for s < 1."""
 
     shift: float = 3.0
 

@@ -1,4 +1,4 @@
-"""Select: which eligible slots are decoded now. A rule takes a Step and c~ (B, L), returns (B, L) bool.
+"""Select: which eligible slots are decoded now. A rule takes a Step and c~ (B, L), and returns (B, L) bool.
 
 `bound(n, steps)` is the most forwards a window of n slots can take under the rule.
 """
@@ -44,7 +44,7 @@ def prefer(step: Step) -> Tensor:
 
 
 def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
-    """(B,) how many of the chosen slots have the very score of one that was passed over: decided by place alone."""
+    """(B,) how many of the chosen slots have exactly the score of one that was passed over: decided by position alone."""
     left = step.eligible & ~chosen
     if (deferred := step.deferred) is not None:
         left = left & (deferred == (deferred & chosen).any(1, keepdim=True))
@@ -83,7 +83,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Fast-dLLM: every slot with c~ >= tau, and always the best one. With a schedule, only among as many as it says."""
+    """Fast-dLLM: every slot with c~ >= tau, and always the best one. With a schedule, only among the best that it allows."""
 
     tau: float = 0.9
     schedule: Schedule | None = None
@@ -137,7 +137,7 @@ class EntropyBound:
 
 @dataclass(frozen=True)
 class DynamicThreshold:
-    """SDAR and TraDo: every slot with c~ > tau if they are at least as many as the schedule says, else as many of the best."""
+    """SDAR and TraDo: every slot with c~ > tau if there are at least as many as the schedule says, else that many of the best."""
 
     tau: float = 0.9
     schedule: Schedule = Even()

@@ -1,4 +1,4 @@
-"""c -> c~ by what stands around a slot: support, which goes beyond the paper, and its nearest relatives in print.
+"""c -> c~ by what is around a slot: support, which goes beyond the paper, and its nearest relatives in print.
 
 B rows, P prompt slots, L response slots. Sums are taken in float64, so that a row scores the same in every batch.
 """
@@ -31,15 +31,15 @@ def _decay(rho: float, length: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Support:
-    """Trust a slot as far as the text on one side of it stands: unlike a left-to-right prior, it assumes no direction.
+    """Trust a slot as far as the text on one side of it is settled: unlike a left-to-right prior, this assumes no direction.
 
     left_i  = sum_{j < i} exp(-(i - j - 1) / rho) [slot j is settled text] / sum_{d >= 0} exp(-d / rho)
     right_i = the same from the right
     s_i     = max(left_i, right_i)
     c~_i    = c_i (eps + (1 - eps) s_i)
 
-    The prompt is settled text to the left of slot 0; nothing stands behind the last slot. Pinned slots and end-of-text are
-    not text: an anchor is no reasoning.
+    The prompt is settled text to the left of slot 0; there is nothing after the last slot. Pinned slots and end-of-text are
+    not text: an anchor is not reasoning.
     """
 
     rho: float = 6.0
@@ -55,7 +55,7 @@ class Support:
         ends = torch.tensor(canvas.vocab.eot_ids, device=canvas.ids.device)
         text = (~canvas.masked & ~canvas.fixed & ~torch.isin(canvas.response, ends)).double()
         decay = _decay(self.rho, canvas.length, canvas.ids.device)
-        asked = canvas.valid[:, : canvas.start].sum(1, keepdim=True)  # left padding is no text
+        asked = canvas.valid[:, : canvas.start].sum(1, keepdim=True)  # left padding is not text
         slots = torch.arange(canvas.length, device=canvas.ids.device)
         left = text @ decay + torch.exp(-slots / self.rho) * -torch.expm1(-asked / self.rho)
         return (self.eps + (1 - self.eps) * torch.maximum(left, text @ decay.T)).float()
@@ -65,7 +65,7 @@ class Support:
 
 
 def settled_before(canvas: Canvas, reach: int) -> Tensor:
-    """(B, reach + L + reach) float: 1 where a slot is settled, with the end of the prompt before it and nothing behind it."""
+    """(B, reach + L + reach) float: 1 where a slot is settled, with the end of the prompt before and nothing after."""
     prompt = canvas.valid[:, : canvas.start].float()
     prompt = F.pad(prompt, (max(0, reach - canvas.start), 0))[:, -reach:] if reach else prompt[:, :0]
     return F.pad(torch.cat((prompt, (~canvas.masked & canvas.real).float()), 1), (0, reach))
@@ -91,9 +91,9 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class CertaintyDensity:
-    """Of d2Cache: c~_i = c_i sum_j g(i - j) [j is settled] / sum_j g(i - j), g Gaussian with `sigma`.
+    """From d2Cache: c~_i = c_i sum_j g(i - j) [j is settled] / sum_j g(i - j), g Gaussian with `sigma`.
 
-    j goes over the prompt, which counts as settled, and the response.
+    j runs over the prompt, which counts as settled, and the response.
     """
 
     sigma: float = 10.0

@@ -1,4 +1,4 @@
-"""Which token stands at a slot: logits (n, V) -> its logit and its id, (n,) each."""
+"""Which token goes into a slot: logits (n, V) -> its logit and its id, (n,) each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Gumbel(Argmax):
 @dataclass(frozen=True)
 class ForbidEOT(Argmax):
     """`logits_eos_inf`: the end-of-text logit is -inf before the choice, so it is never written. LLaDA's published
-    option takes the first end-of-text id alone; `every` takes them all. Another choice can follow by `then`."""
+    option takes only the first end-of-text id; `every` takes them all. `then` is the choice that follows."""
 
     every: bool = False
     then: Argmax = Argmax()
@@ -68,7 +68,7 @@ class ForbidEOT(Argmax):
 
 @dataclass(frozen=True)
 class Credit(Argmax):
-    """CreditDecoding: a token that keeps coming up at a slot is believed sooner. At every forward, x the likeliest token:
+    """CreditDecoding: a token that keeps coming up at a slot is believed sooner. At every forward, with x the likeliest token:
 
     credit_i(v) <- beta credit_i(v) + [v = x_i] c_i^gamma,   l'_i(v) = l_i(v) + alpha ln(1 + credit_i(v))
 
@@ -102,8 +102,8 @@ class Credit(Argmax):
 
 @dataclass(frozen=True)
 class EndPenalty(Argmax):
-    """Saber on Dream: l_i(pad) + weight ln(1 - t_j + eps) at masked slots, t = linspace(1, eps, T + 1), j the forward: ending
-    is made hard at first. The padding token is the first end-of-text token."""
+    """Saber on Dream: l_i(pad) + weight ln(1 - t_j + eps) at masked slots, t = linspace(1, eps, T + 1), j the forward: this
+    makes it hard to end at first. The padding token is the first end-of-text token."""
 
     weight: float = 1.0
     eps: float = 1e-3
