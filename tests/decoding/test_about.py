@@ -14,6 +14,7 @@ from support.command import refused, run
 from unmask.decoding.about import FAMILIES
 from unmask.decoding.methods import ABOUT, METHODS
 from unmask.decoding.settings import offered
+from unmask.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -53,7 +54,15 @@ def test_the_listing_is_up_to_date_and_needs_no_torch():
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_offered_can_be_set(name):
     for setting, value, _, _ in offered(METHODS[name]):
-        try:
-            assert METHODS[name].with_(**{setting: value}) == METHODS[name]
-        except Exception as error:
-            assert "build this Strategy in Python" in str(error)  # two rules have a setting of that name
+        assert METHODS[name].with_(**{setting: value}) == METHODS[name]
+
+
+def test_where_two_rules_have_a_setting_of_one_name_the_name_says_which():
+    method = METHODS["sacm-support-eb"]
+    assert {"EntropyBound.gamma", "AnchorModulation.gamma", "kappa"} <= {name for name, *_ in offered(method)}
+    changed = method.with_(**{"EntropyBound.gamma": 2.0})
+    assert changed.select.gamma == 2 and changed.modifiers == method.modifiers
+    with pytest.raises(UserError, match=r"say AnchorModulation\.gamma or EntropyBound\.gamma"):
+        method.with_(gamma=1)
+    with pytest.raises(UserError, match=r"no setting 'Quota\.gamma'; it has AnchorModulation\.gamma"):
+        method.with_(**{"Quota.gamma": 1})

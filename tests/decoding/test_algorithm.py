@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -397,15 +398,27 @@ def test_a_rule_that_reads_what_it_did_not_ask_for_is_told_how():
 
 
 def test_a_rule_that_chooses_nothing_ends_in_an_error():
+    """After the first such step; a rule that says it `idles`, as some published schedules do, has until its bound."""
+
+    calls = []
+
+    @dataclass(frozen=True)
     class Idle:
         def __call__(self, step, score):
+            calls.append(type(self))
             return step.eligible & False
 
         def bound(self, n, steps):
             return n
 
-    with pytest.raises(UserError, match="no end is in sight"):
-        decoded(Hashed(), canvas(4), Strategy(select=Idle()), 2)
+    @dataclass(frozen=True)
+    class Patient(Idle):
+        idles: ClassVar = True
+
+    for rule in (Idle(), Patient()):
+        with pytest.raises(UserError, match="every step must decode a slot"):
+            decoded(Hashed(), canvas(4), Strategy(select=rule), 2)
+    assert calls == [Idle, *5 * [Patient]]
 
 
 def test_nan_is_blamed_on_whoever_gave_it():

@@ -18,7 +18,7 @@ import unmask
 from unmask.cli import main
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
-from unmask.evaluation.recipe import Options
+from unmask.evaluation.recipe import Options, recipe
 from unmask.paper import claims, page, plan
 from unmask.paper import experiments as tables
 from unmask.paper import numbers as paper
@@ -412,19 +412,33 @@ def test_workers_need_no_weights_here(few, folder, tmp_path, capsys, monkeypatch
     assert "in 0 runs" in capsys.readouterr().out  # the same recipes
 
 
-def test_files_are_taken_from_where_they_were_written(few, folder, tmp_path):
-    """Workers may have another dtype than was planned with; and weights may be gone when their turn comes."""
-    setting = plan.Setting((str(folder),), tmp_path, limit=1)
-    shelf = plan.Shelf({})
-    book = plan.planned(few[1:2], setting, shelf)
-    for run, job in book.jobs.items():
-        book.jobs[run] = replace(job, file=job.file.with_name("other.json"))
-    book.missing = list(book.jobs.values())
-    reproduce(few[1:2], book, setting, shelf)
-    assert all(book.record(run) for run in book.jobs) and len(book.jobs) == 3
+def test_a_recipe_is_made_once(few, folder, tmp_path, monkeypatch):
+    """The plan's recipe is the run's: it names the files, and nothing is decoded under another."""
+    from unmask.evaluation import evaluate
 
-    setting = replace(setting, limit=2)
-    book = plan.planned(few[1:4], setting, shelf)
+    made = []
+    monkeypatch.setattr(evaluate, "recipe", lambda *given: made.append(recipe(*given)) or made[-1])
+    setting, shelf = plan.Setting((str(folder),), tmp_path, limit=1), plan.Shelf({})
+    book = plan.planned(few[1:2], setting, shelf)
+    reproduce(few[1:2], book, setting, shelf)
+    assert len(made) == len(book.jobs) == 3
+    for run, job in book.jobs.items():
+        assert book.record(run)["recipe"] == json.loads(json.dumps(job.planned.recipe))
+
+
+def test_workers_plan_with_the_device_they_get(few, folder, tmp_path, monkeypatch):
+    """A cluster may have GPUs where the driver has none: its device decides the dtype, which is part of the recipe."""
+    asked = []
+    monkeypatch.setattr(plan, "default_device", lambda address: asked.append(address) or "cuda")
+    setting = plan.Setting((str(folder),), tmp_path, limit=1, workers=1, ray_address="10.0.0.1:6379")
+    book = plan.planned(few[1:2], setting, plan.Shelf({}))
+    assert {job.device for job in book.jobs.values()} == {"cuda"} and asked == ["10.0.0.1:6379"]
+    assert {job.planned.recipe["dtype"] for job in book.jobs.values()} == {"torch.float32"}  # "auto": the file's own
+
+
+def test_weights_may_be_gone_when_their_turn_comes(few, folder, tmp_path):
+    setting = plan.Setting((str(folder),), tmp_path, limit=2)
+    book = plan.planned(few[1:4], setting, plan.Shelf({}))
 
     def gone(name):
         raise plan.Absent("gone")

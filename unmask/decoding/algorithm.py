@@ -125,8 +125,8 @@ def decode(
             chosen = settings.told(strategy.select, step, score)  # U = Select(c~)
             canvas = step.canvas.fill(chosen, step.seen.token, score, forwards)  # x_i <- x^0_i, i in U
             forward, forwards = forward + 1, forwards + eligible.any(1)
-            if forward > most:
-                raise UserError("the selection rule chooses too little: no end is in sight; it must choose one in time")
+            if forward > most or not (bool(chosen.any()) or settings.idles(strategy)):
+                raise UserError("the selection rule chose nothing, or too little in all: every step must decode a slot")
             if remembering:
                 canvas = canvas.remember({k: v for rule in remembering for k, v in rule.remember(step, canvas).items()})
             for revise in strategy.revise:

@@ -32,6 +32,11 @@ def remembering(strategy: Any) -> list[Any]:
     return [rule for rule in rules(strategy) if hasattr(rule, "remember")]
 
 
+def idles(strategy: Any) -> bool:
+    """May a step decode nothing? Only where a rule says so (`idles`), as the schedules of some published code do."""
+    return any(getattr(rule, "idles", False) for rule in rules(strategy))
+
+
 def longest(strategy: Any, length: int) -> int:
     """How long a response of this length may become."""
     return max([length, *(rule.longest(length) for rule in strategy.revise if hasattr(rule, "longest"))])
@@ -81,37 +86,43 @@ def unsound(step: Any) -> UserError:
 
 
 def changed(strategy: Any, settings: dict[str, Any]) -> Any:
-    """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name."""
-    for name, value in settings.items():
+    """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name. Where two kinds of rule own it,
+    the name says which: `EntropyBound.gamma`."""
+    for given, value in settings.items():
+        owner, _, name = given.rpartition(".")
         name = f"{name}_" if name == "lambda" else name  # a reserved word in Python
-        if name in {f.name for f in fields(strategy)}:
+        if not owner and name in {f.name for f in fields(strategy)}:
             strategy = replace(strategy, **{name: fitting(strategy, name, value)})
             continue
         owners = {type(rule).__name__ for rule in rules(strategy) if name in {f.name for f in fields(rule)}}
-        if not owners:
-            known = {f.name for rule in rules(strategy) for f in fields(rule) if simple(getattr(rule, f.name))}
-            raise UserError(
-                f"this method has no setting {name!r}; it has {', '.join(sorted(known | {'block', 'pace'}))}"
-            )
-        if len(owners) > 1:
-            raise UserError(
-                f"{name!r} is a setting of {' and of '.join(sorted(owners))}: build this Strategy in Python"
-            )
-        strategy = _set(strategy, owners.pop(), name, value)
+        if not owners or (owner and owner not in owners):
+            known = sorted(name for name, *_ in offered(strategy))
+            raise UserError(f"this method has no setting {given!r}; it has {', '.join(known)}")
+        if len(owners) > 1 and not owner:
+            which = " or ".join(f"{one}.{name}" for one in sorted(owners))
+            raise UserError(f"{name!r} is a setting of {' and of '.join(sorted(owners))}: say {which}")
+        strategy = _set(strategy, owner or owners.pop(), name, value)
     return strategy
 
 
 def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
     """The settings a user may change: name, value, and the limits of a number."""
-    found: dict[str, Any] = {f.name: getattr(rule, f.name) for rule in rules(strategy) for f in fields(rule)}
+    own: dict[str, dict[str, Any]] = {}  # name -> the kinds of rule that have it -> value
+    for rule in rules(strategy):
+        for f in fields(rule):
+            if simple(value := getattr(rule, f.name)):
+                own.setdefault(f.name, {})[type(rule).__name__] = value
+    found = {(name if len(of) == 1 else f"{kind}.{name}"): v for name, of in own.items() for kind, v in of.items()}
     found |= {"block": strategy.block, "pace": strategy.pace}
-    kept = {name: value for name, value in found.items() if simple(value) or name == "block"}
-    return [(name.rstrip("_"), value, *LIMITS.get(name, (None, None))) for name, value in kept.items()]
+    return [
+        (name.rstrip("_"), value, *LIMITS.get(name.rpartition(".")[2], (None, None))) for name, value in found.items()
+    ]
 
 
 def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     """The strategy with whichever of the settings it has, and their names: for several methods under one flag."""
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
+    own |= {f"{type(rule).__name__}.{f.name}" for rule in rules(strategy) for f in fields(rule)}
     used = {name: value for name, value in settings.items() if name in own}
     return changed(strategy, used), list(used)
 

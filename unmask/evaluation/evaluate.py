@@ -152,34 +152,60 @@ def decoding_for(model: Model, task: Task, options: Decoding, seed: int | Sequen
     })  # fmt: skip
 
 
-def run_method(
-    model: Model, task: Task, name: str, strategy: Strategy, rows: Rows, options: Options, folder: Path, seed: int,
-    report: Report, pool: Pool,
-) -> dict[str, Any]:  # fmt: skip
-    """Decode and grade every row with one method, resuming what the folder holds. Returns the record of the run."""
+@dataclass(frozen=True)
+class Planned:
+    """One method on the rows of a task, before anything is decoded: its recipe, and the files that go by it."""
+
+    name: str
+    task: Task
+    strategy: Strategy
+    rows: Rows
+    options: Options
+    seed: int
+    folder: Path
+    recipe: dict[str, Any]
+
+    @property
+    def about(self) -> Path:
+        """The record of the run: recipe, provenance, summary. Its examples stand beside it, in a .jsonl."""
+        return self.folder / f"{stem(self.name, self.recipe)}.json"
+
+    @property
+    def length(self) -> int:
+        return self.options.length or self.task.length
+
+
+def plan_method(
+    model: Model, task: Task, name: str, strategy: Strategy, rows: Rows, options: Options, folder: str | Path, seed: int = 0
+) -> Planned:  # fmt: skip
     identity = recipe(model, task, strategy, rows, options, seed)
-    data, named = rows.data, stem(name, identity)
+    return Planned(name, task, strategy, rows, options, seed, Path(folder), identity)
+
+
+def run_method(model: Model, run: Planned, report: Report, pool: Pool) -> dict[str, Any]:
+    """Decode and grade every row with one method, resuming what the folder holds. Returns the record of the run."""
+    task, rows, options, identity = run.task, run.rows, run.options, run.recipe
+    data, about, lines = rows.data, run.about, run.about.with_suffix(".jsonl")
     prompts = [task.ask(row, rows.few_shot) for row in data.rows]
     sizes = [len(model.tokens(task.render(row, rows.few_shot))) for row in data.rows]
     if model.context and not task.image:  # the longest comes last: better to know before decoding the others
         longest = max(range(len(sizes)), key=sizes.__getitem__)
         raw = decoding_for(model, task, options).raw
-        if (need := len(model.encode(prompts[longest], options.system, raw)) + identity["length"]) > model.context:
+        if (need := len(model.encode(prompts[longest], options.system, raw)) + run.length) > model.context:
             which = task.identify(data.rows[longest], longest)
             raise UserError(
                 f"row {which} of {task.name} takes {need} tokens with its response; {model.name} was made for {model.context}"
             )
-    lines, about = folder / f"{named}.jsonl", folder / f"{named}.json"
     given = borrowed(lines, about, identity, prompts, [row.get(task.gold) for row in data.rows])
     rest = [i for i in range(len(prompts)) if i not in given]
     batches = [[rest[k] for k in batch] for batch in partition([sizes[i] for i in rest], options.batch)]
     done = finished(lines, batches, given)
     seen = {example["index"] for example in done}
     record = {
-        "method": name,
+        "method": run.name,
         "recipe_sha256": digest(identity),
         "recipe": identity,
-        "settings": settings(strategy),
+        "settings": settings(run.strategy),
         "provenance": {**provenance(model, rows), **getattr(pool, "about", {})},  # a pool says where it ran
     }
     if given:
@@ -189,11 +215,12 @@ def run_method(
             record["resumed_from"] = json.loads(about.read_text())["provenance"]
     write_whole(about, record)
     right = sum(example["correct"] for example in done)
-    report(name, len(done), len(data.rows), right)
+    report(run.name, len(done), len(data.rows), right)
     left = (
         Batch(
             number, batch, [data.rows[i] for i in batch], [prompts[i] for i in batch],
-            [picture(task, data.rows[i], data.root) for i in batch] if task.image else None, task, strategy, options, seed,
+            [picture(task, data.rows[i], data.root) for i in batch] if task.image else None, task, run.strategy, options,
+            run.seed,
         )
         for number, batch in enumerate(batches)
         if not seen.issuperset(batch)
@@ -202,9 +229,9 @@ def run_method(
         append(lines, examples)
         done += examples
         right += sum(example["correct"] for example in examples)
-        report(name, len(done), len(data.rows), right)
+        report(run.name, len(done), len(data.rows), right)
     done.sort(key=lambda example: example["index"])
-    record["summary"] = summarise(done, identity["length"])
+    record["summary"] = summarise(done, run.length)
     write_whole(about, record)
     return {**record, "examples": done, "file": str(lines)}
 
@@ -218,32 +245,44 @@ def evaluate(
     out: str | Path = "runs/eval",
     report: Report = lambda *_: None,
     pool: Pool | None = None,
+) -> dict[str, Any]:
+    """Every method on the same rows; what `unmask eval --json` prints, also written to the folder's summary.json. The batches
+    are done by this process one after the other, or by `pool`: then the model needs no weights here."""
+    check(model, task, methods, options)
+    first = options.seed if isinstance(options.seed, int) else options.seed[0]
+    runs = [
+        plan_method(model, task, name, strategy, rows, options, out, first + k)
+        for name, strategy in methods.items()
+        for k in range(options.seeds if draws(strategy, options) else 1)
+    ]
+    return run_planned(model, runs, report, pool)
+
+
+def run_planned(
+    model: Model,
+    runs: Sequence[Planned],
+    report: Report = lambda *_: None,
+    pool: Pool | None = None,
     summary: str = "summary.json",
 ) -> dict[str, Any]:
-    """Every method on the same rows; what `unmask eval --json` prints, also written to the file `summary` of the folder. The
-    batches are done by this process one after the other, or by `pool`: then the model needs no weights here."""
-    check(model, task, methods, options)
+    """Run what was planned, methods with their seeds, all on the same rows; the summary goes to that file of their folder."""
+    first = runs[0]
     pool = pool or (lambda batches: (run_batch(model, batch) for batch in batches))
-    folder, first = Path(out), options.seed if isinstance(options.seed, int) else options.seed[0]
-    with locked(folder):
+    with locked(first.folder):
         results: dict[str, list[dict[str, Any]]] = {}
-        for name, strategy in methods.items():
-            count = options.seeds if draws(strategy, options) else 1
-            results[name] = [
-                run_method(model, task, name, strategy, rows, options, folder, first + k, report, pool)
-                for k in range(count)
-            ]
+        for run in runs:
+            results.setdefault(run.name, []).append(run_method(model, run, report, pool))
         whole = {
-            "task": task.name,
+            "task": first.task.name,
             "model": model.name,
-            "rows": len(rows.rows),
-            "length": options.length or task.length,
-            "mode": options.mode or task.mode or "default",
-            "out": str(folder),
-            "methods": {name: together(runs) for name, runs in results.items()},
+            "rows": len(first.rows.rows),
+            "length": first.length,
+            "mode": first.options.mode or first.task.mode or "default",
+            "out": str(first.folder),
+            "methods": {name: together(records) for name, records in results.items()},
             "pairs": compared(results),
         }
-        write_whole(folder / summary, whole)
+        write_whole(first.folder / summary, whole)
     return whole
 
 

@@ -51,7 +51,8 @@ def for_task(
     task: Task, methods: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any] | None = None
 ) -> dict[str, Strategy]:
     """Methods by name (or strategies by what they are called) with the task's anchor and (kappa, beta, gamma), then the user's settings."""
-    return strategies(methods, wanted or {}, {**task.settings, "text": task.anchor})
+    damping = {f"AnchorModulation.{name}": value for name, value in task.settings.items()}
+    return strategies(methods, wanted or {}, {**damping, "text": task.anchor})
 
 
 def draws(strategy: Strategy, options: Options) -> bool:

@@ -152,12 +152,8 @@ class Workers:
 
     def _place(self) -> None:
         """One GPU each where the cluster has some and no other device was asked for."""
-        import torch
-
         held = self.ray.cluster_resources()
-        device = self.loading.get("device")
-        if device is None:
-            device = "cuda" if held.get("GPU") else "mps" if torch.backends.mps.is_available() else "cpu"
+        device = self.loading.get("device") or _device(bool(held.get("GPU")))
         self.loading["device"] = device
         self.needs = {"num_cpus": self.threads, "num_gpus": int(str(device) == "cuda")}
         for name, need in (("CPU", self.threads), ("GPU", self.needs["num_gpus"])):
@@ -233,6 +229,25 @@ class Workers:
             for promise, (worker, job) in self.busy.items():
                 if isinstance(job, Batch):
                     self.busy[promise] = worker, "abandoned"
+
+
+def _device(gpus: bool) -> str:
+    import torch
+
+    return "cuda" if gpus else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def default_device(address: str | None) -> str:
+    """The device that workers get where none is asked for: a GPU if the cluster has some; without a cluster, if this machine does."""
+    if address is None:
+        import torch
+
+        return _device(torch.cuda.is_available())
+    connect(address, 0)
+    try:
+        return _device(bool(ray().cluster_resources().get("GPU")))
+    finally:
+        ray().shutdown()
 
 
 def outline(loading: Mapping[str, Any]) -> Any:

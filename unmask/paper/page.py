@@ -70,7 +70,9 @@ def accuracy_row(cell: Cell, book: Book) -> dict[str, Any]:
             "95 %": "{:.1f} to {:.1f}".format(*(100 * x for x in summary["interval"])),
         }
         row |= {"paper": published, "EOT": summary["eot_ratio"], "NFE": f"{summary['nfe']:.0f}"}
-        if published is not None and same_model(cell, book.jobs[run].checkpoint, book.jobs[run].options.model_options):
+        if published is not None and same_model(
+            cell, book.jobs[run].checkpoint, book.jobs[run].planned.options.model_options
+        ):
             row["difference"] = f"{ours - published:+.2f}"
     else:
         row |= {"ours": "not run here", "paper": published}

@@ -10,19 +10,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from unmask.decoding.methods import METHODS
 from unmask.decoding.rules.modifiers import Calibrate
 from unmask.errors import UserError
 from unmask.evaluation import evaluate as evaluation
-from unmask.evaluation.evaluate import decoding_for, load_rows, picture
-from unmask.evaluation.recipe import Options, digest, recipe, stem
+from unmask.evaluation.evaluate import Planned, decoding_for, load_rows, picture, plan_method
+from unmask.evaluation.recipe import Options, digest
 from unmask.evaluation.report import examples
-from unmask.evaluation.workers import Workers, outline
+from unmask.evaluation.workers import Workers, default_device, outline
 from unmask.generation import Decoding, generations
 from unmask.models.loading import BUNDLED, load
 from unmask.models.model import Model
@@ -112,12 +111,19 @@ class Job:
 
     run: Run
     checkpoint: str
-    file: Path  # where its record will be, in the folder of `unmask eval`
-    rows: Rows
-    options: Options
+    planned: Planned
     forwards: int  # at most
     seconds: float  # about; 0: not timed
     device: str
+
+    @property
+    def file(self) -> Path:
+        """Where its record is, or will be."""
+        return self.planned.about
+
+    @property
+    def rows(self) -> Rows:
+        return self.planned.rows
 
     @property
     def count(self) -> int:
@@ -129,9 +135,6 @@ class Book:
     """What came of every run."""
 
     jobs: dict[Run, Job] = field(default_factory=dict)
-    files: dict[Run, Path] = field(
-        default_factory=dict
-    )  # records that were written elsewhere than planned: see `reproduce`
     absent: dict[Run, str] = field(default_factory=dict)  # why it was not run here
     speeds: dict[str, dict[str, Any]] = field(default_factory=dict)  # efficiency, by experiment
     untimed: dict[str, str] = field(default_factory=dict)  # why there is none
@@ -140,15 +143,12 @@ class Book:
     wall: float = 0.0
     _examples: dict[Run, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def file(self, run: Run) -> Path:
-        return self.files.get(run, self.jobs[run].file)
-
     def record(self, run: Run) -> dict[str, Any] | None:
         """What the folder holds of a run, if it is finished."""
         if run not in self.jobs or run in self.absent:
             return None
         try:
-            record = json.loads(self.file(run).read_text())
+            record = json.loads(self.jobs[run].file.read_text())
         except (OSError, ValueError):
             return None
         return record if "summary" in record else None
@@ -156,7 +156,7 @@ class Book:
     def examples(self, run: Run) -> list[dict[str, Any]]:
         """In the order of the rows."""
         if run not in self._examples:
-            self._examples[run] = sorted(examples(self.file(run)), key=lambda e: e["index"])
+            self._examples[run] = sorted(examples(self.jobs[run].file), key=lambda e: e["index"])
         return self._examples[run]
 
 
@@ -174,6 +174,11 @@ class Setting:
     loading: Mapping[str, Any] = field(default_factory=dict)  # device, dtype, ...
     workers: int | None = None
     ray_address: str | None = None
+
+    @cached_property
+    def worker_loading(self) -> dict[str, Any]:
+        """How every worker loads a model. The device is found out once, so that what is planned is what is run."""
+        return {**self.loading, "device": self.loading.get("device") or default_device(self.ray_address)}
 
 
 class Shelf:
@@ -213,13 +218,9 @@ def present(name: str, load: Callable[[], Any]) -> Any:
 
 def outlined(name: str, setting: Setting) -> Model:
     """The model without weights, as the workers will have it: they alone need the memory."""
-    loading = {"name": name, **setting.loading, "device": setting.loading.get("device") or default_device()}
+    loading = {"name": name, **setting.worker_loading}
     Workers(loading, setting.workers or 1, setting.ray_address)  # refuses flags that do not go with workers
     return present(name, lambda: outline(loading))
-
-
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def planned(experiments: Sequence[Experiment], setting: Setting, shelf: Shelf, download: bool = True) -> Book:
@@ -291,11 +292,11 @@ def _job(
     if (run.task, run.split) not in pace:
         pace[run.task, run.split] = (0.0, 0.0) if setting.workers else timed(model, run, rows, batch)
     per, prompt = pace[run.task, run.split]
-    identity = recipe(model, task, run.strategy, rows, options, seed=0)
-    file = setting.out / "runs" / f"{Path(name).name}-{run.task}" / f"{stem(run.method, identity)}.json"
+    folder = setting.out / "runs" / f"{Path(name).name}-{run.task}"
+    planned = plan_method(model, task, run.method, run.strategy, rows, options, folder)
     seconds = bound(run) * len(rows.rows) * (prompt + run.length) * per
-    device = setting.loading.get("device") or default_device() if setting.workers else str(model.device)
-    return Job(run, name, file, rows, options, bound(run) * math.ceil(len(rows.rows) / batch), seconds, device)
+    device = setting.worker_loading["device"] if setting.workers else str(model.device)
+    return Job(run, name, planned, bound(run) * math.ceil(len(rows.rows) / batch), seconds, device)
 
 
 def default_batch(rows: int, small: int | None) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Pool, Report, decoding_for, evaluate
+from unmask.evaluation.evaluate import Pool, Report, decoding_for, evaluate, run_planned
 from unmask.evaluation.recipe import Options
 from unmask.evaluation.report import records
 from unmask.evaluation.store import locked
@@ -40,7 +40,7 @@ def reproduce(
                     for job in jobs:
                         started = time.perf_counter()
                         try:
-                            book.files[job.run] = _decode(model, job, pool, tally, bar)
+                            _decode(model, job, pool, tally, bar)
                         except UserError as error:
                             book.absent[job.run] = str(error)
                         record = book.record(job.run)
@@ -92,22 +92,17 @@ def crew(name: str, setting: Setting, shelf: Shelf) -> Iterator[tuple[Model, Poo
         yield shelf(name), None
         return
     shelf.clear()
-    with Workers({"name": name, **setting.loading}, setting.workers, setting.ray_address) as workers:
+    with Workers({"name": name, **setting.worker_loading}, setting.workers, setting.ray_address) as workers:
         yield workers.model, workers
 
 
-def _decode(model: Model, job: Job, pool: Pool | None, tally: Tally, bar: Bar) -> Path:
-    """Its record. Workers may have another device, and so another dtype and recipe, than was planned."""
+def _decode(model: Model, job: Job, pool: Pool | None, tally: Tally, bar: Bar) -> None:
     run = job.run
 
     def report(name: str, done: int, total: int, right: int) -> None:
         bar.show("all", tally.done(job, done), tally.total, label=f"{run.task} {run.method}")
 
-    summary = evaluate(
-        model, find(run.task), {run.method: run.strategy}, job.rows, job.options, job.file.parent, report, pool,
-        summary=f"{job.file.stem}.summary.json",
-    )  # fmt: skip
-    return Path(summary["methods"][run.method]["file"]).with_suffix(".json")
+    run_planned(model, [job.planned], report, pool, summary=f"{job.file.stem}.summary.json")
 
 
 def speeds(model: Model, jobs: Sequence[Job]) -> dict[str, Any]:

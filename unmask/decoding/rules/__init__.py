@@ -47,7 +47,7 @@ class Modifier(Protocol):
 
 
 class SelectionRule(Protocol):
-    """Select: which eligible slots are decoded now."""
+    """Select: which eligible slots are decoded now, at least one; a rule or schedule that may choose none says `idles = True`."""
 
     def __call__(self, step: Step, score: Tensor) -> Tensor:
         """c~ (B, L) -> chosen (B, L) bool."""

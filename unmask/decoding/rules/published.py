@@ -61,6 +61,7 @@ class Chance:
     """Dream's `alg="origin"`: each masked slot is decoded with probability 1 - t_{i+1} / t_i. Goes with PublishedChance."""
 
     schedule: Timesteps = Timesteps()
+    idles: ClassVar = True
 
     def __call__(self, step: Step, score: Tensor) -> Tensor:
         return step.eligible & (-score < self.schedule.leave(step))
@@ -92,6 +93,8 @@ class LeadingSlot:
 @dataclass(frozen=True)
 class Table:
     """LLaDA's step table to the letter: m // S, one more in the first m % S steps, whatever was decoded meanwhile."""
+
+    idles: ClassVar = True
 
     def __call__(self, step: Step) -> Tensor:
         return step.opened // step.steps + (step.index < step.opened % step.steps)

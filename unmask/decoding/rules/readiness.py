@@ -161,6 +161,7 @@ class Levels:
     base: int = 2
     skip: int = 1
     tau: float = 0.0
+    idles: ClassVar = True
 
     def __post_init__(self) -> None:
         unit(tau=self.tau)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -62,6 +62,8 @@ class Fixed:
 class Due:
     """What an even pace says should be done by now and is not; in the end all that is left (Fast-dLLM on Dream)."""
 
+    idles: ClassVar = True
+
     def __call__(self, step: Step) -> Tensor:
         left = step.eligible.sum(1)
         return left - step.opened // step.steps * max(0, step.steps - 1 - step.index)
@@ -76,6 +78,7 @@ class Timesteps:
     The first steps may decode nothing; their forwards are made all the same, as published."""
 
     eps: float = 1e-3
+    idles: ClassVar = True
 
     def leave(self, step: Step) -> float:
         """1 - t_{i+1} / t_i; 1 from the last step on."""
