@@ -5,7 +5,7 @@ RUN = $(VENV)/bin
 READY = $(VENV)/.ready
 SMALL = $(VENV)/.small
 
-.PHONY: help setup demo test lint bench gold model screenshots clean
+.PHONY: help setup demo test lint bench gold model tiny tiny-rainbow screenshots clean
 
 help:
 	@echo "make demo         SACM against plain decoding on the bundled model"
@@ -48,14 +48,20 @@ gold: $(READY)
 	@test -n "$(UNMASK_DATA)" || { echo "set UNMASK_DATA to the folder that holds the benchmarks' files"; exit 2; }
 	$(RUN)/python -m unmask.tasks.gold $(UNMASK_DATA)
 
-TRAIN = $(RUN)/unmask train --task stories,cups,compass --half
+# From nothing, one thread each (make -j2 model trains both at once): the same bits on the same machine.
+TRAIN = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(RUN)/unmask train --threads 1 --half \
+	--task stories,cups,compass,stories-first,cups-first,compass-first
+SHA256 = $(RUN)/python -c "import hashlib, sys; [print(hashlib.sha256(open(f, 'rb').read()).hexdigest(), f) for f in sys.argv[1:]]"
 
-model: $(READY)
-	$(TRAIN) --config tiny --steps 4500 --cooldown 0.3 --out build/first
-	$(TRAIN) --model build/first --steps 1300 --cooldown 0.6 --out build/tiny
-	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/first-rainbow
-	$(TRAIN) --padding rainbow --model build/first-rainbow --steps 1300 --cooldown 0.6 --out build/tiny-rainbow
+model: tiny tiny-rainbow
+	@$(SHA256) build/tiny/model.safetensors build/tiny-rainbow/model.safetensors
 	$(RUN)/unmask accept --model build/tiny --split tuning --workers 2 --out build/acceptance
+
+tiny: $(READY)
+	$(TRAIN) --config tiny --steps 4500 --cooldown 0.3 --out build/tiny
+
+tiny-rainbow: $(READY)
+	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/tiny-rainbow
 
 screenshots: $(READY)
 	$(RUN)/python scripts/screenshots.py

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from itertools import product
 from random import Random
 
 import pytest
 
 from unmask.tasks import toy
 from unmask.tasks.toy import (
+    FIRST,
     HARD,
+    PLAIN,
     WORLDS,
     agrees,
     answer_of,
@@ -64,6 +68,29 @@ def test_splits_are_disjoint_and_stable(name: str) -> None:
     assert split_of("cups", "A", ("ends",) * 3) == "train"
 
 
+@pytest.mark.parametrize(("plain", "first"), zip(PLAIN, FIRST, strict=True))
+def test_a_chain_is_in_the_same_split_in_both_formats(plain: str, first: str) -> None:
+    for a, b in zip(questions(plain, "test", 50), questions(first, "test", 50), strict=True):
+        assert (a.start, a.operations, a.answer) == (b.start, b.operations, b.answer)
+        assert b.prompt == f"{a.prompt} Answer first." and a.world == plain and b.world == first
+    for seed in range(500):
+        question = ask(WORLDS[first], Random(seed), 5)
+        assert split_of(plain, question.start, question.operations) == "train"
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_was_tested_before_is_for_training_now(name: str) -> None:
+    world, counts = WORLDS[name], {"train": 0, "validation": 0, "test": 0}
+    for start in world.states:
+        for chain in product(world.moves, repeat=4):
+            digest = sha256("|".join((name, start, *chain)).encode()).digest()  # the splits of the first edition
+            split = split_of(name, start, chain)
+            assert split == "train" or digest[0] % 10 > 1
+            counts[split] += 1
+    for split in ("validation", "test"):
+        assert 0.08 < counts[split] / sum(counts.values()) < 0.12
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_are_spread_evenly(name: str) -> None:
     """A constant guess is worth about chance."""
@@ -101,6 +128,26 @@ def test_wrong_and_inconsistent_responses_are_seen() -> None:
     assert agrees(asked, f"{reasoning(asked)} The answer is {other}.") is False
 
 
+def test_where_the_answer_is_asked_for_first_the_first_one_counts() -> None:
+    question = questions("compass-first", "train", 1)[0]
+    chain, other = reasoning(question), {"yes": "no", "no": "yes"}[question.answer]
+    told, late = (
+        f"The answer is {question.answer}. {chain}",
+        f"The answer is {other}. {chain} The answer is {question.answer}.",
+    )
+    assert right(question, told) and agrees(question, told) is True
+    assert not right(question, late) and agrees(question, late) is False
+    assert right(questions("compass", "train", 1)[0], late)  # the last one counts in the plain format
+    assert agrees(question, f"The answer is {question.answer}.") is None and not right(question, chain)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_an_answer_at_the_front_is_the_only_one(name: str) -> None:
+    for i, question in enumerate(questions(name, "train", 50)):
+        text = respond(question, Random(i), 96)
+        assert text.startswith(f"The answer is {question.answer}.") and text.count("nswer") == 1
+
+
 def test_batches_depend_on_seed_and_step_alone() -> None:
     first = examples(NAMES, 0, 7, 0.5, 16, 96)
     assert first == examples(NAMES, 0, 7, 0.5, 16, 96) != examples(NAMES, 0, 8, 0.5, 16, 96)
@@ -109,8 +156,8 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
             rows, length = examples(NAMES, 1, step, done, 8, 96)
             sizes = {len(words(response)) for _, response in rows}
             assert max(sizes) <= length <= 96
-            if step % 4 == 0:  # a short batch: all of one length, so that end-of-text stands behind none of them
-                assert sizes == {length}
+            if step % 2 == 0:  # a short batch: plain, all of one length, so that end-of-text stands behind none of them
+                assert sizes == {length} and not any(prompt.endswith("Answer first.") for prompt, _ in rows)
 
 
 def test_nobody_knows_at_the_start_where_the_chain_will_stand() -> None:

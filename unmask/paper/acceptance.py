@@ -65,6 +65,7 @@ class Gate:
     says: str
     figure: str  # a probe, or what a run measures
     passes: Callable[[float, float], bool]  # (share, chance)
+    worlds: tuple[str, ...] = toy.PLAIN
 
 
 CHECKS = (
@@ -74,6 +75,20 @@ CHECKS = (
     Gate("direct answer at most 20 above chance", "direct", lambda x, chance: x <= chance + 0.2),
     Gate("glance at most 20 above chance", "glance", lambda x, chance: x <= chance + 0.2),
     Gate("top-probability's EOT ratio >= 60", "EOT", lambda x, chance: x >= 0.6),
+    Gate(
+        "answer first: the last result after the true text before it >= 98",
+        "later",
+        lambda x, chance: x >= 0.98,
+        toy.FIRST,
+    ),
+    Gate("answer first: the answer in front of the true chain >= 98", "chain", lambda x, chance: x >= 0.98, toy.FIRST),
+    Gate(
+        'answer first: the same, with a "." 8 slots before the end', "anchored", lambda x, chance: x >= 0.98, toy.FIRST
+    ),
+    Gate(
+        "answer first: direct answer at most 20 above chance", "direct", lambda x, chance: x <= chance + 0.2, toy.FIRST
+    ),
+    Gate("answer first: glance at most 20 above chance", "glance", lambda x, chance: x <= chance + 0.2, toy.FIRST),
 )
 
 
@@ -101,7 +116,7 @@ def gates(
                 ]
     rows = []
     for gate in CHECKS:
-        values = {world: shares[world].get(gate.figure) for world in shares}
+        values = {world: shares[world].get(gate.figure) for world in gate.worlds}
         known = {world: x for world, x in values.items() if x is not None}
         text = ", ".join(
             f"{world} {_share(x, count) if gate.figure != 'EOT' else f'{100 * x:.1f}'}" for world, x in known.items()

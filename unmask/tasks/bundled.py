@@ -1,4 +1,8 @@
-"""The bundled model's own tasks: stories, cups and compass, from the worlds of toy.py."""
+"""The bundled model's own tasks, from the worlds of toy.py: stories, cups and compass, and each of them answered first.
+
+In `stories-first`, `cups-first` and `compass-first` the answer stands at the front and the reasoning behind it, so an
+anchor for them is a prefix: SuffixAnchor("The answer is", 0).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ def prompt(row: Row, shots: Sequence[Row] = ()) -> str:
     return row["question"]
 
 
-def grade(text: str, row: Row) -> Grade:
-    """The last answer that is stated."""
-    found = toy.answer_of(clean(text))
+def grade(world: str, text: str, row: Row) -> Grade:
+    """The last answer that is stated, or the first one where the answer comes first."""
+    found = toy.answer_of(clean(text), toy.WORLDS[world].first)
     return Grade(found == row["answer"], found, "anchor" if found else "none")
 
 
@@ -39,7 +43,7 @@ TASKS = tuple(
         rows=Made(partial(make, world, "test", TEST)),
         tuning=Made(partial(make, world, "validation", TUNING)),
         prompt=prompt,
-        grade=grade,
+        grade=partial(grade, world),
         length=96,
         key="id",
         agrees=partial(agrees, world),

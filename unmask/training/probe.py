@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ def probe(
     likewise. chain: the answer after the true chain. anchored: the same, with the answer 20 slots before the end and
     masks in between. direct: the answer alone at the start of the response. glance: as anchored, but with no chain at all.
     For an answer, the likeliest of the possible ones counts: a colon before it ("The answer is: C") is wording.
+
+    In a world asked for the answer first, "The answer is" opens every response and the answer behind it is hidden. There
+    copied, first and later see nothing but that and the text before them; chain is the front answer with the true chain
+    behind it; anchored the same, with masks behind the chain up to a "." 8 slots before the end; direct the front answer
+    with nothing behind it; glance the same, with that ".".
     """
     mask, found = module.config.mask_token_id, {}
     for world in worlds:
@@ -47,6 +53,18 @@ def probe(
 def _partial(question: toy.Question, kind: str, length: int) -> tuple[dict[int, str], int, str]:
     """Words by slot, the slot asked about, and the word that belongs there."""
     answer, words = ["The", "answer", "is"], toy.words(toy.reasoning(question, "Let us see."))
+    if toy.WORLDS[question.world].first:
+        front, behind, last = dict(enumerate(answer)) | {4: "."}, dict(enumerate(words, 5)), {length - 8: "."}
+        if kind in ("chain", "anchored", "direct", "glance"):
+            shown = {
+                "chain": front | behind,
+                "anchored": front | behind | last,
+                "direct": dict(enumerate(answer)),
+                "glance": front | last,
+            }
+            return shown[kind], 3, question.answer
+        given, slot, truth = _partial(replace(question, world=question.world.removesuffix(toy.SUFFIX)), kind, length)
+        return front | {at + 5: word for at, word in given.items()}, slot + 5, truth
     end = length - 20
     if kind == "direct":
         return dict(enumerate(answer)), 3, question.answer
