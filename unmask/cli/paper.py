@@ -1,4 +1,4 @@
-"""Commands that remake the paper: reproduce, accept."""
+"""Commands that remake the paper, and go beyond it: reproduce, pareto, accept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unmask.cli.options import WORKERS, command, names, option
+from unmask.cli.options import WORKERS, command, methods_of, names, option
 from unmask.errors import UserError
 from unmask.progress import Bar
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     option("--frequencies", metavar="FILE", help="token frequency table for UNCODE (see `unmask frequencies`)"),
 )  # fmt: skip
 def reproduce(args: argparse.Namespace) -> None:
-    from unmask.paper import experiments, page, plan
+    from unmask.paper import fronts, page, plan
     from unmask.tables import markdown
 
     for name, least in (("limit", args.limit), ("batch", args.batch), ("workers", args.workers)):
@@ -62,7 +62,7 @@ def reproduce(args: argparse.Namespace) -> None:
         found = plan.listing(setting)
         print(markdown(found, list(found[0])), end="")
         return
-    wanted = experiments.named(args.name)
+    wanted = fronts.named(args.name)
     book = run(wanted, setting, args.plan)
     if args.plan:
         return
@@ -96,6 +96,71 @@ def run(wanted: list[Experiment], setting: Setting, only_plan: bool = False) -> 
         with Bar() as bar:
             reproduce(wanted, book, setting, shelf, bar)
     return book
+
+
+@command(
+    "pareto", "accuracy against forwards: methods at several budgets, as a table and a picture",
+    """
+  unmask pareto --task stories,cups,compass --workers 2
+  unmask pareto --task cups --methods sacm,sacm-support,semi-ar --budgets 1/8,1/2 --count 100
+  unmask pareto --task stories,cups --methods sacm-support --budgets 1/2 --vary rho=3,6,12 --vary eps=0.1,0.3 --split tuning
+  unmask pareto --task gsm8k --model GSAI-ML/LLaDA-8B-Instruct --methods sacm,sacm-support-eb --count 200
+  the same command again goes on after a crash, and decodes nothing twice""",
+    option("--task", required=True, metavar="A,B", help="tasks, comma-separated; a method's accuracy is the mean over them"),
+    option("--methods", metavar="A,B", help="see `unmask methods`, or FILE.py:NAME (default: SACM, its variants and the usual baselines)"),
+    option("--budgets", metavar="A,B", help="T as shares of L, for methods that take a budget (default: 1/8,1/4,1/2,1)"),
+    option("--vary", action="append", default=[], metavar="NAME=A,B", help="values of a setting to try; several are combined (repeatable)"),
+    option("--split", choices=["test", "tuning"], default="test", help="test rows, or the rows for choosing settings (default: test)"),
+    option("--count", "--limit", type=int, default=100, metavar="N", help="rows per task (default: 100)"),
+    option("--model", default="tiny", metavar="DIR_OR_ID", help='checkpoint folder or Hub id (default: the bundled "tiny")'),
+    option("--out", default="runs/pareto", metavar="DIR", help="runs, pareto.md, .html and .png (default: %(default)s)"),
+    option("--data", metavar="DIR", help="the folder that holds the benchmarks (default: $UNMASK_DATA, else the Hub)"),
+    option("--batch", type=int, metavar="N", help="rows decoded together (default: 8; on the bundled model half of the rows, at most 32)"),
+    option("--device", help="cpu, cuda, cuda:1 or mps (default: a GPU if there is one)"),
+    option("--dtype", help="float32, bfloat16 or float16 (default: the checkpoint's own; float32 on a CPU)"),
+    option("--plan", action="store_true", help="say what would be run and about how long it takes, then stop"),
+    WORKERS,
+)  # fmt: skip
+def pareto(args: argparse.Namespace) -> None:
+    from unmask.paper import fronts, numbers, page, plan
+    from unmask.tasks import find
+
+    for name in ("count", "batch", "workers"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UserError(f"--{name} is at least 1, not {value}")
+    tasks = [find(name) for name in names(args.task)]
+    if args.split == "tuning" and (bare := [task.name for task in tasks if task.tuning is None]):
+        raise UserError(f"{bare[0]} has no rows for choosing settings: leave it out, or use --split test")
+    methods = methods_of(names(args.methods) if args.methods else list(fronts.ROWS))
+    shares = fronts.budgets(args.budgets)
+    if args.budgets and not any(map(fronts.budgeted, methods.values())):
+        raise UserError(f"{', '.join(methods)}: none of them takes a budget; leave out --budgets, or --vary a setting")
+    plan.check([args.model])
+    front = fronts.Front(
+        "pareto", "What does each method reach with how many forwards?", args.task, (), kind="front", split=args.split,
+        count=args.count, small=args.count, entries=fronts.entries(methods, shares, fronts.varied(args.vary)),
+        bundled=tuple(task.name for task in tasks), published=tuple(task.name for task in tasks),
+        model=numbers.family(args.model) or "LLaDA", against="sacm" if "sacm" in methods else next(iter(methods)),
+    )  # fmt: skip
+    length = plan.response_length(args.model)
+    if not list(front.cells(length)):
+        left = ", ".join(dict.fromkeys(cell.label for cell in front.cells(length, fit=False)))
+        raise UserError(
+            f"--budgets {args.budgets} has fewer steps than there are blocks: {left}; give more, or larger blocks"
+        )
+    loading = {name: getattr(args, name) for name in ("device", "dtype")}
+    setting = plan.Setting((args.model,), Path(args.out), args.data or os.environ.get("UNMASK_DATA"), batch=args.batch,
+                           loading=loading, workers=args.workers, ray_address=args.ray_address)  # fmt: skip
+    book = run([front], setting, args.plan)
+    if args.plan:
+        return
+    words = [word for name in ("task", "methods", "budgets", "split", "count", "model") if (value := getattr(args, name))
+             for word in (f"--{name}", str(value))]  # fmt: skip
+    words += [word for pair in args.vary for word in ("--vary", pair)]
+    made = page.blocks([front], book, setting, shlex.join(["unmask", "pareto", *words]))
+    print(page.as_markdown([block for block in made if block[0] == "table"]))
+    for file in page.write(made, setting.out, "pareto"):
+        print(file)
 
 
 @command(

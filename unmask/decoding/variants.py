@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
+from unmask.decoding.rules.anchors import EndMark
 from unmask.decoding.rules.confidence import Certainty, NegativeEntropy, TopMargin
 from unmask.decoding.rules.modifiers import PositionDecay
 from unmask.decoding.rules.remasking import Remask
@@ -12,10 +13,13 @@ from unmask.decoding.rules.support import CertaintyDensity, Neighbours, Support
 from unmask.decoding.rules.tokens import ForbidEOT, Gumbel
 
 ANCHOR, DAMPED = (SuffixAnchor(),), AnchorModulation(14, 1.3, 0.85)  # SACM's
+FRONT = (SuffixAnchor(at=0), EndMark())  # the answer first, the reasoning behind it
 
 VARIANTS: dict[str, Strategy] = {
     "sacm-support": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support())),
     "sacm-support-eb": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support()), select=EntropyBound(1.0), pace=1),
+    "sacm-first": Strategy(anchors=FRONT, modifiers=(DAMPED,)),
+    "sacm-first-support": Strategy(anchors=FRONT, modifiers=(DAMPED, Support())),
     "sacm-conv": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Neighbours())),
     "sacm-density": Strategy(anchors=ANCHOR, modifiers=(DAMPED, CertaintyDensity())),
     "sacm-decay": Strategy(anchors=ANCHOR, modifiers=(DAMPED, PositionDecay(0.25))),

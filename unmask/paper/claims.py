@@ -16,6 +16,8 @@ ENOUGH, SURE = 20, 0.05  # fewer rows, or a larger p, decide nothing
 
 FIGURES = {
     "correct": ("", lambda e: float(e["correct"])),
+    "mistakes": ("mistakes ", lambda e: 1 - float(e["correct"])),
+    "nfe": ("forwards ", lambda e: float(e["nfe"])),
     "eot_ratio": ("EOT ratio ", lambda e: e["eot_ratio"]),
     "near_anchor": (f"share within {NEAR} slots of the anchor ", lambda e: near_anchor(e["order"], e["nfe"]) or 0.0),
 }
@@ -96,11 +98,12 @@ def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | N
 
     weakest = min(ours, key=lambda found: level(values(found, "correct")))
     strongest = max(theirs, key=lambda found: level(values(found, "correct")))
-    x, y = values(weakest, claim.of), values(strongest, claim.of)
+    x, y = values(weakest, claim.of), [[claim.times * v for v in task] for task in values(strongest, claim.of)]
     if [len(task) for task in x] != [len(task) for task in y]:
         return "absent", f"{weakest[0].label} and {strongest[0].label} were not run on the same rows"
     gap, n = Gap.between(x, y), sum(len(task) for task in x)
-    clause = gap.told(weakest[0].label, strongest[0].label, FIGURES[claim.of][0])
+    times = f"{claim.times:g} x " if claim.times != 1 else ""
+    clause = gap.told(weakest[0].label, times + strongest[0].label, FIGURES[claim.of][0])
     clause += f", the strongest of {len(theirs)}" if len(theirs) > 1 else ""
     clause += f", the weakest of {len(ours)}" if len(ours) > 1 else ""
     clause += f", mean over {len(tasks)} tasks" if len(tasks) > 1 else ""
@@ -110,11 +113,14 @@ def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | N
     if claim.within is not None:
         floor = -claim.within / 100
         clause += f" (robust here: at most {claim.within:g} points under)"
+    elif claim.ties:
+        clause += " (claimed: not significantly under)"
     elif claim.of == "correct":
         p = chance(x, y)
         decided = decided and p < SURE
         clause += f", p = {p:.3f}" if p >= 0.001 else ", p < 0.001"
-    return ("open" if not decided else "held" if gap.low > floor else "failed" if gap.high < floor else "open"), clause
+    held = gap.low > floor or (claim.ties and gap.high >= 0)
+    return ("open" if not decided else "held" if held else "failed" if gap.high < floor else "open"), clause
 
 
 def sentence(claims: Sequence[Claim], cells: Sequence[Cell], book: Book) -> str:

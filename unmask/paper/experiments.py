@@ -4,7 +4,6 @@ A Cell is one run, the cell of the paper it comes from, and whether the paper's 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from typing import Any
 
 from unmask.decoding.methods import METHODS
 from unmask.decoding.rules.confidence import TopMargin
-from unmask.errors import UserError
 from unmask.evaluation.recipe import for_task
 from unmask.evaluation.tune import COUNT, GRID
 from unmask.paper import numbers
@@ -91,7 +89,9 @@ class Claim:
     theirs: Mapping[str, Any]
     within: float | None = None
     by: float = 0.0
-    of: str = "correct"  # or eot_ratio, near_anchor
+    of: str = "correct"  # or a key of claims.FIGURES: mistakes, nfe, eot_ratio, near_anchor
+    times: float = 1.0  # `theirs` counted so many times: "twice as many mistakes"
+    ties: bool = False  # it holds unless ours is significantly under theirs
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Experiment:
     answers: tuple[Published, ...]  # the paper's numbers it answers to
     shares: tuple[Published, ...] = ()  # cells of other tables it is compared with: the same runs
     claims: tuple[Claim, ...] = ()
-    kind: str = "accuracy"  # or efficiency, sweep, histogram
+    kind: str = "accuracy"  # or efficiency, sweep, histogram, front
     split: str = "test"
     count: int | None = None  # rows of the paper; None: all
     small: int = 50  # rows per task on the bundled model
@@ -295,14 +295,3 @@ def eot_ratio(cell: Cell) -> float | None:
         return numbers.TOP_PROBABILITY_EOT
     default = dict(zip(("suffix-anchor", "sacm"), numbers.POSITIONS["The answer is"][-20], strict=True))
     return default[source.method][1] if source.method in default else None
-
-
-def named(name: str) -> list[Experiment]:
-    """The experiment of that name, or all."""
-    if name == "all":
-        return list(EXPERIMENTS.values())
-    if name in EXPERIMENTS:
-        return [EXPERIMENTS[name]]
-    near = difflib.get_close_matches(name, [*EXPERIMENTS, "all", "list"], n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else "`unmask reproduce list` lists them"
-    raise UserError(f"there is no experiment {name!r}; {hint}")

@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -21,15 +22,18 @@ from typing import Any
 from unmask.evaluation.significance import paired
 from unmask.evaluation.tune import GRID, Point, points, search
 from unmask.files import write_text
+from unmask.paper import front_page
 from unmask.paper import numbers as paper
 from unmask.paper.claims import ENOUGH, SURE, sentence
 from unmask.paper.experiments import LONGEST, PLACES, Cell, Experiment, eot_ratio
 from unmask.paper.plan import Book, Job, Setting, clock, same_model, small_length
 from unmask.tables import markdown, shown
 from unmask.tasks import find
+from unmask.views import figures
 from unmask.views.figures import BINS, early
 
 Block = tuple[str, Any]
+ALT = "accuracy against forwards, every method at several budgets"
 COST = 0.95  # of the plain throughput: what "negligible overhead" is taken to mean
 
 
@@ -227,6 +231,16 @@ def sweep_blocks(cells: Sequence[Cell], book: Book) -> list[Block]:
     return blocks
 
 
+def front_blocks(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
+    found = front_page.rows(e, cells, book)
+    if not found:
+        return [("p", "not run here")]
+    drawn = [point for point, _ in front_page.points(cells, book)]
+    columns = list(dict.fromkeys(key for row in found for key in row))
+    blocks: list[Block] = [("table", ordered(found, columns)), ("figure", (f"{e.name}.png", drawn))]
+    return [*blocks, ("p", sentence(e.claims, cells, book))] if e.claims else blocks
+
+
 def ordered(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:
     """The rows with those of the columns that any of them has."""
     used = [c for c in columns if any(row.get(c) not in (None, "") for row in rows)]
@@ -253,7 +267,7 @@ def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, comm
         cells = list(e.cells(length, setting.limit))
         page += [
             ("h2", e.name),
-            ("p", f"{e.asks} (`{e.label}` in the paper{', tuning rows' if e.split == 'tuning' else ''})"),
+            ("p", f"{e.asks} ({where(e)})"),
         ]
         if not cells:
             page.append(("p", f"not run here: {e.absent}."))
@@ -283,11 +297,19 @@ def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, comm
     return page
 
 
+def where(e: Experiment) -> str:
+    """Which table of the paper, and which rows."""
+    table = e.label if e.kind == "front" else f"`{e.label}` in the paper"
+    return f"{table}, tuning rows" if e.split == "tuning" else table
+
+
 def section(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
     if e.kind == "efficiency":
         return efficiency_blocks(e, cells, book)
     if e.kind == "sweep":
         return sweep_blocks(cells, book)
+    if e.kind == "front":
+        return front_blocks(e, cells, book)
     found: list[Block] = [("table", ordered(accuracy_rows(cells, book), COLUMNS))]
     if e.kind == "histogram":
         rows = histogram_rows(cells, book)
@@ -338,6 +360,8 @@ def as_markdown(page: Sequence[Block]) -> str:
     for kind, content in page:
         if kind == "table":
             parts.append(markdown(content, list(content[0])).rstrip("\n") if content else "")
+        elif kind == "figure":
+            parts.append(f"![{ALT}]({content[0]})")
         else:
             parts.append({"h1": "# ", "h2": "## ", "p": ""}[kind] + content)
     return "\n\n".join(parts) + "\n"
@@ -346,7 +370,7 @@ def as_markdown(page: Sequence[Block]) -> str:
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .6rem;border-bottom:1px solid #d8dde3;text-align:left;white-space:nowrap}th{border-bottom:2px solid #8a929b}
-code{background:#eef1f4;padding:.1em .3em;border-radius:3px}h2{margin-top:2.5rem}
+img{max-width:100%}code{background:#eef1f4;padding:.1em .3em;border-radius:3px}h2{margin-top:2.5rem}
 @media(prefers-color-scheme:dark){body{color:#e6e9ec;background:#15181c}td,th{border-color:#3a4048}code{background:#262b31}}"""
 
 
@@ -357,7 +381,9 @@ def as_html(page: Sequence[Block]) -> str:
 
     parts = []
     for kind, content in page:
-        if kind != "table":
+        if kind == "figure":
+            parts.append(f'<img src="{html.escape(content[0])}" alt="{ALT}">')
+        elif kind != "table":
             place = f' id="{html.escape(content)}"' if kind == "h2" else ""
             parts.append(f"<{kind}{place}>{inline(content)}</{kind}>")
         elif content:
@@ -376,10 +402,12 @@ def as_html(page: Sequence[Block]) -> str:
 
 
 def write(page: Sequence[Block], out: Path, stem: str = "results") -> list[Path]:
-    """Markdown and HTML."""
+    """Markdown and HTML, with the pictures beside them."""
     files = {out / f"{stem}.md": as_markdown(page), out / f"{stem}.html": as_html(page)}
     for file, text in files.items():
         write_text(file, text)
+    for name, reached in (content for kind, content in page if kind == "figure" and find_spec("matplotlib")):
+        figures.write(figures.front(reached, front_page.leading(reached)), out / name)
     return list(files)
 
 

@@ -26,7 +26,8 @@ from unmask.generation import Decoding, generations
 from unmask.models.loading import BUNDLED, load
 from unmask.models.model import Model
 from unmask.paper import numbers
-from unmask.paper.experiments import Cell, Experiment, Run, named
+from unmask.paper.experiments import Cell, Experiment, Run
+from unmask.paper.fronts import named
 from unmask.tasks import Made, Rows, find
 from unmask.tasks.data import reachable
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -433,6 +434,51 @@ def write_heat_map(record: Mapping[str, Any], path: Path) -> bool:
         return False
     write(heat_map(record["table"], f"{record['task']}, {record['model']}"), path)
     return True
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a method reached at one budget: mean accuracy in percent, its interval, and the forwards it took."""
+
+    label: str
+    method: str
+    forwards: float
+    mean: float
+    low: float
+    high: float
+
+
+def front(points: Sequence[Reached], leading: Sequence[Reached]) -> Figure:
+    """Accuracy against forwards: methods with a point on the Pareto front in colour, the others in grey, each named."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(6.8, 4.0), layout="constrained")
+    ahead = list(dict.fromkeys(point.method for point in sorted(leading, key=lambda p: p.forwards)))
+    for method in sorted({point.method for point in points}, key=lambda name: (name in ahead, name)):
+        mine = sorted((p for p in points if p.method == method), key=lambda p: p.forwards)
+        x, y = [p.forwards for p in mine], [p.mean for p in mine]
+        if method in ahead:
+            colour, marker = LINES[ahead.index(method) % len(LINES)]
+            axes.errorbar(x, y, [[p.mean - p.low for p in mine], [p.high - p.mean for p in mine]], color=colour, marker=marker,
+                          capsize=2, elinewidth=0.7, label=method)  # fmt: skip
+        else:
+            axes.plot(x, y, color=BASE, marker="o", markersize=2.5, linewidth=0.8)
+            axes.annotate(method, (x[-1], y[-1]), (3, 0), textcoords="offset points", fontsize=5.5, color="#6B7280")
+    steps = sorted(leading, key=lambda p: p.forwards)
+    axes.step(
+        [p.forwards for p in steps],
+        [p.mean for p in steps],
+        where="post",
+        color="black",
+        linewidth=0.7,
+        linestyle=":",
+        zorder=0,
+    )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="forwards (NFE)", ylabel="accuracy, % (mean over tasks; bars: 95 %)")
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.legend(loc="lower right")
+    return figure
 
 
 def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:

@@ -10,6 +10,18 @@ from unmask.errors import UserError
 
 
 @dataclass(frozen=True)
+class EndMark:
+    """A second anchor, near the end, for a method whose first one is at the front: it keeps end-of-text from flooding the
+    response, as a suffix anchor does."""
+
+    mark: str = "."
+    near: int = -8
+
+    def __call__(self, canvas: Canvas, encode: Callable[[str], list[int]]) -> Canvas:
+        return canvas.pin(encode(self.mark), self.near, anchor=True)
+
+
+@dataclass(frozen=True)
 class Template:
     """Template infilling: fixed pieces with masked slots after each, no modulation.
 

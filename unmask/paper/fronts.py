@@ -1,0 +1,161 @@
+"""Beyond the paper: any methods on any tasks at several budgets, as a table, a picture and claims.
+
+A Front is an Experiment whose cells are made from methods and budgets, not from the paper's tables. The budget of a method
+that decodes a set number of slots per step is T, as a share of L; the others decode as many as they are sure of, and are
+varied by a setting of their own."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from unmask.decoding.algorithm import Strategy
+from unmask.decoding.methods import METHODS
+from unmask.decoding.rules.modifiers import PositionDecay
+from unmask.decoding.settings import offered, parse
+from unmask.decoding.variants import DAMPED
+from unmask.errors import UserError
+from unmask.evaluation.recipe import for_task
+from unmask.paper.experiments import EXPERIMENTS, FREE, SACM, Cell, Claim, Experiment, Run, proportional
+from unmask.paper.numbers import Published
+from unmask.tasks import find, toy
+
+BUDGETS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+KNOBS: dict[str, dict[str, tuple[Any, ...]]] = {  # what varies the number of forwards of a method that has no budget
+    "fast-dllm": {"tau": (0.5, 0.7, 0.9)},
+    "fast-dllm-factor": {"factor": (0.5, 1.0, 2.0)},
+    "eb-sampler": {"gamma": (0.01, 0.3, 1.0)},
+    "sacm-support-eb": {"EntropyBound.gamma": (0.3, 1.0, 2.0)},
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method with some of its settings changed, at one or more budgets."""
+
+    name: str
+    strategy: Strategy
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    budgets: tuple[float | None, ...] = (None,)  # T as a share of L; None: the method's own pace
+
+
+@dataclass(frozen=True)
+class Front(Experiment):
+    entries: tuple[Entry, ...] = ()
+    bundled: tuple[str, ...] = toy.PLAIN  # tasks on the bundled model
+    published: tuple[str, ...] = ()  # and on the published ones
+    model: str = "LLaDA"
+    against: str = "sacm"  # the method that the others are compared with, row by row
+
+    def _cells(self, length: int | None, limit: int | None) -> Iterator[Cell]:
+        for task in self.bundled if length else self.published:
+            whole = find(task).length
+            for entry in self.entries:
+                changes = dict(entry.changes)
+                if length and entry.strategy.block and entry.strategy.block > 1 and "block" not in changes:
+                    changes["block"] = proportional(
+                        entry.strategy.block, length, 256
+                    )  # in proportion to L, as everywhere
+                strategy = for_task(find(task), {entry.name: entry.strategy}, changes)[entry.name]
+                for share in entry.budgets:
+                    steps = None if share is None else max(1, round(share * (length or whole)))
+                    own = steps is None or steps == strategy.steps(length or whole)
+                    run = Run(self.model, task, entry.name, strategy, length or whole, None if own else steps, self.split,
+                              limit or (self.small if length else self.count))  # fmt: skip
+                    made = Published(self.label, self.model, task, entry.name, math.nan, run.length,
+                                     strategy.steps(run.length, run.steps), entry.changes)  # fmt: skip
+                    yield Cell(run, changes, made, False)
+
+
+def budgeted(strategy: Strategy) -> bool:
+    """Does T decide how many slots a step decodes?"""
+    return strategy.pace == METHODS["sacm"].pace and strategy.block != 1
+
+
+def entries(
+    methods: Mapping[str, Strategy], budgets: Sequence[float] = BUDGETS, vary: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[Entry, ...]:
+    """Every method at every budget, or at every value of its own knob; `vary` gives more settings to try, in all combinations."""
+    has = {name: {setting for setting, *_ in offered(strategy)} for name, strategy in methods.items()}
+    if unused := set(vary or ()) - set().union(*has.values()):
+        raise UserError(f"none of these methods has a setting {', '.join(sorted(unused))}")
+    found = []
+    for name, strategy in methods.items():
+        own = {} if budgeted(strategy) else KNOBS.get(name, {})
+        knobs = {setting: values for setting, values in (vary or own).items() if setting in has[name]}
+        shares: tuple[float | None, ...] = tuple(budgets) if budgeted(strategy) else (None,)
+        found += [Entry(name, strategy, dict(zip(knobs, one, strict=True)), shares) for one in product(*knobs.values())]
+    return tuple(found)
+
+
+def budgets(text: str | None) -> tuple[float, ...]:
+    """ "1/8,1/2,1" -> shares of L."""
+    if text is None:
+        return BUDGETS
+    found = []
+    for part in text.split(","):
+        above, _, below = part.strip().partition("/")
+        try:
+            share = float(above) / float(below or 1)
+        except (ValueError, ZeroDivisionError):
+            share = math.nan
+        if not 0 < share <= 4:
+            raise UserError(f"a budget is T as a share of L, such as 1/2, above 0 and at most 4; not {part.strip()!r}")
+        found.append(share)
+    return tuple(found)
+
+
+def varied(pairs: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """["rho=3,6", "eps=0.3"] -> {"rho": (3, 6), "eps": (0.3,)}."""
+    return {
+        name: tuple(parse([f"{name}={value}"])[name] for value in str(given).split(","))
+        for name, given in ((pair.partition("=")[0].strip(), pair.partition("=")[2]) for pair in pairs if parse([pair]))
+    }
+
+
+def _named(*names: str, **changes: Any) -> tuple[Entry, ...]:
+    return tuple(Entry(name, METHODS[name], changes) for name in names)
+
+
+DECAYED = {"modifiers": (DAMPED, PositionDecay(0.25))}
+RELATED = ("sacm-conv", "sacm-density", "sacm-decay")
+SUPPORT, BOUND, FIRST = {"method": "sacm-support"}, {"method": "sacm-support-eb"}, {"method": "sacm-first"}
+FROM_THE_LEFT = ("left-to-right", "semi-ar", "fast-dllm", "uncode")
+ROWS = ("sacm", "sacm-support", "semi-ar", "eot-suppression", "suffix-anchor", "top-probability", "uncode", *RELATED,
+        "fast-dllm", "eb-sampler", "sacm-support-eb", "left-to-right")  # fmt: skip
+
+FRONTS = {
+    e.name: e
+    for e in (
+        Front("support", "Does support, a rule of our own, mend what SACM still gets wrong?", "not in the paper", (),
+              claims=(Claim(SACM, SUPPORT, of="mistakes", times=2), Claim(SUPPORT, {"method": FREE}, ties=True),
+                      Claim(SACM, BOUND, of="nfe", times=2), Claim(BOUND, SACM, ties=True)),
+              kind="front", entries=_named("sacm", "sacm-support", "sacm-support-eb", *RELATED, *FREE),
+              published=("gsm8k", "math500", "strategyqa")),
+        Front("answer-first", "Can the answer be written first and decoded last?", "not in the paper", (), kind="front",
+              claims=(Claim(FIRST, {"method": FROM_THE_LEFT}, by=50), Claim({"method": "sacm-first-support"}, FIRST, within=5),
+                      Claim(FIRST, {"method": "sacm-first-support"}, within=5)),
+              entries=(*_named("sacm-first", "sacm-first-support", *FROM_THE_LEFT, "top-probability", "sacm"),
+                       *_named("sacm-first", **DECAYED)),
+              bundled=toy.FIRST, against="sacm-first"),
+        Front("pareto", "What does each method reach with how many forwards?", "not in the paper", (), kind="front",
+              entries=entries({name: METHODS[name] for name in ROWS}), small=50),
+    )
+}  # fmt: skip
+
+KNOWN: dict[str, Experiment] = {**EXPERIMENTS, **FRONTS}
+
+
+def named(name: str) -> list[Experiment]:
+    """The experiment of that name, or all of the paper's and our own."""
+    if name == "all":
+        return list(KNOWN.values())
+    if name in KNOWN:
+        return [KNOWN[name]]
+    near = difflib.get_close_matches(name, [*KNOWN, "all", "list"], n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else "`unmask reproduce list` lists them"
+    raise UserError(f"there is no experiment {name!r}; {hint}")
