@@ -80,7 +80,8 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         beside.write_bytes(content)
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror}; what was finished is kept") from None
 
 

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 from support import checkpoints
+from support.command import refused
+
+from unmask import cli
 
 CLI = [sys.executable, "-c", "from unmask.cli import main; main()"]
 SMALL = ("--length", "32", "--steps", "2")
@@ -62,58 +65,55 @@ def test_no_half_picture_or_page(words, bytes_, model, tmp_path):
     assert (tmp_path / words[-1]).read_text() == "what was there before" and not list(tmp_path.glob("*.part"))
 
 
-def test_verify(model, tmp_path):
-    words = ["verify", model, "--length", "8", "-o", "figures.json"]
-    one_line(run(words, tmp_path, 16), "cannot write figures.json: File too large")
+def test_verify(model, tmp_path, capsys, monkeypatch):
+    one_line(
+        run(["verify", model, "--length", "8", "-o", "figures.json"], tmp_path, 16), "cannot write figures.json: File"
+    )
     assert not list(tmp_path.glob("figures.json*"))
-    (tmp_path / "file").write_text("")
-    one_line(run([*words[:-1], "file/figures.json"], tmp_path), "cannot write file/figures.json: Not a directory")
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(SystemExit):
+        cli.main(["verify", model, "--length", "8", "-o", "file/figures.json"])
+    assert "cannot write file/figures.json: Not a directory" in capsys.readouterr().err
 
 
-def test_reproduce_keeps_what_was_finished(model, tmp_path):
-    """Every line of a finished batch that reached the disk is kept, and the same command goes on from there."""
-    words = ["reproduce", "confidence-statistics", "--model", "tiny", "--limit", "2", "--out", "out"]
-    (tmp_path / "out").write_text("")
-    one_line(run(words, tmp_path), "cannot write in out")
-    (tmp_path / "out").unlink()
+def test_reproduce_keeps_what_was_finished(tmp_path, capsys, monkeypatch):
+    """What reached the disk is whole, and the same command goes on from there."""
+    words = ["reproduce", "eot-ratio", "--model", "tiny", "--limit", "2", "--out", "out"]
     full = run(words, tmp_path, 2048)  # enough for a record, not for the examples of a run
     assert full.returncode == 2 and "Traceback" not in full.stderr, full.stderr
     for file in (tmp_path / "out").rglob("*.json"):
         json.loads(file.read_text())
-    assert run(words, tmp_path).returncode == 0 and (tmp_path / "out" / "results-confidence-statistics.md").exists()
+    monkeypatch.chdir(tmp_path)
+    cli.main(words)
+    assert Path("out/results-eot-ratio.md").exists()
+    Path("file").write_text("")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main([*words[:-1], "file"])
+    assert "cannot write in file: " in capsys.readouterr().err
 
 
-def test_training_says_what_is_kept(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "Say A.", "response": "A"}\n' * 4)
-    words = [
-        "train",
-        "--config",
-        "new",
-        "--vocab",
-        "80",
-        "--data",
-        "rows.jsonl",
-        "--length",
-        "8",
-        "--batch",
-        "2",
-        "--steps",
-    ]
-    one_line(run([*words, "3", "--out", "a"], tmp_path, 4096), "cannot write", "File too large")
-    (tmp_path / "b").write_text("")
-    one_line(run([*words, "3", "--out", "b"], tmp_path), "cannot write in b")
+TRAIN = ["train", "--config", "new", "--vocab", "300", "--data", "rows.jsonl", "--length", "8", "--batch", "2"]
+
+
+def test_training_says_what_is_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "Say A.", "response": "A"}\n' * 4)
+    one_line(run([*TRAIN, "--steps", "3", "--out", "a"], tmp_path, 4096), "cannot write a/training.pt", "make room")
+    Path("b").write_text("")
+    assert "cannot write in b" in refused(capsys, *TRAIN, "--steps", "3", "--out", "b")
 
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_ctrl_c_while_training(saved, tmp_path):
     """Before the first save nothing is kept, and it does not say so; after it, the same command goes on."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Say A.", "response": "A"}\n' * 4)
-    words = ["train", "--config", "new", "--vocab", "80", "--data", "rows.jsonl", "--length", "8", "--batch", "2",
-             "--steps", "1000000", "--probe-every", "1" if saved else "1000000", "--out", "out"]  # fmt: skip
+    words = [*TRAIN, "--steps", "1000000", "--probe-every", "1" if saved else "1000000", "--out", "out"]
     going = subprocess.Popen([*CLI, *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     begun = time.monotonic()
     sign = tmp_path / "out" / ("training.pt" if saved else ".")
-    while not sign.exists() and time.monotonic() - begun < 120:
+    while not sign.exists() and going.poll() is None and time.monotonic() - begun < 120:
         time.sleep(0.1)
     time.sleep(2)
     going.send_signal(signal.SIGINT)

@@ -94,8 +94,9 @@ def save(state: dict[str, Any], file: Path) -> None:
         os.replace(beside, file)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError when the disk is full
         beside.unlink(missing_ok=True)
+        why = getattr(error, "strerror", None) or "is the disk full?"
         raise UserError(
-            f"{file} could not be written ({error}); the last saved state is untouched: make room and run again"
+            f"cannot write {file} ({why}); the last saved state is untouched: make room and run the same command"
         ) from error
 
 

@@ -42,7 +42,7 @@ class Support:
     not text: an anchor is not reasoning.
     """
 
-    rho: float = 6.0
+    rho: float = 3.0
     eps: float = 0.3
 
     def __post_init__(self) -> None:
