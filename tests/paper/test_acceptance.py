@@ -12,6 +12,7 @@ from unmask.decoding.methods import PAPER
 from unmask.errors import UserError
 from unmask.models.loading import BUNDLED
 from unmask.paper import acceptance
+from unmask.paper.experiments import FREE
 from unmask.paper.plan import Book
 from unmask.tasks import toy
 from unmask.training.probe import _partial
@@ -32,13 +33,17 @@ def test_probes_hide_what_is_to_the_right() -> None:
     assert _partial(question, "glance", 96)[:2] == ({76: "The", 77: "answer", 78: "is"}, 79)
 
 
-def test_the_suite_is_the_papers_experiments_on_all_three_tasks() -> None:
+def test_the_suite_is_the_papers_experiments_on_all_tasks_and_our_own() -> None:
     suite = {e.name: list(e.cells(96)) for e in acceptance.suite("tuning", 500)}
-    assert {cell.run.task for cell in suite["main"]} == {cell.run.task for cell in suite["anchors"]} == set(toy.WORLDS)
+    assert {cell.run.task for cell in suite["main"]} == {cell.run.task for cell in suite["anchors"]} == set(toy.PLAIN)
+    assert {cell.run.task for cell in suite["answer-first"]} == set(toy.FIRST)
+    assert {cell.run.task for cell in suite["support"]} == {cell.run.task for cell in suite["pareto"]} == set(toy.PLAIN)
+    main = {cell.run for cell in suite["main"] if cell.run.method in FREE}
+    assert main <= {cell.run for cell in suite["support"]}  # decoded once for both
     assert {cell.run.method for cell in suite["main"]} == set(PAPER)
     assert {cell.run.split for cells in suite.values() for cell in cells} == {"tuning"}
     assert {cell.run.count for cell in suite["main"]} == {500} and {cell.run.count for cell in suite["positions"]} == {
-        200
+        100
     }
     assert {cell.run.steps for cell in suite["parallelism"]} == {12}  # L / 8
     first = suite["left-to-right"][0].run
@@ -61,7 +66,7 @@ class Recorded(Book):
         return share if share is None else {"summary": {"accuracy": share, "eot_ratio_all": share}}
 
 
-PROBES = {world: {"chain": 1.0, "anchored": 0.99, "direct": 0.3, "glance": 0.25} for world in toy.WORLDS}
+PROBES = {world: {"chain": 1.0, "anchored": 0.99, "later": 0.99, "direct": 0.3, "glance": 0.25} for world in toy.WORLDS}
 
 
 def passed(book: Book) -> dict[str, str]:

@@ -166,12 +166,12 @@ def pareto(args: argparse.Namespace) -> None:
 @command(
     "accept", "the gates of the bundled model and the paper's claims, measured on its own tasks",
     """
-  unmask accept --workers 2                            about an hour on two cores; the same command resumes
+  unmask accept --workers 2                            about two hours on two cores; the same command resumes
   unmask accept --split tuning --count 100 --experiments main --out runs/quick
   unmask accept --model build/tiny --freeze frozen.json     before test rows are decoded: the hashes of what is tested""",
     option("--model", default="tiny", metavar="DIR", help="the checkpoint; its rainbow-padded one is called DIR-rainbow (default: tiny)"),
     option("--split", choices=["tuning", "test"], default="test", help="which rows (default: test, if the model is frozen)"),
-    option("--count", type=int, default=500, metavar="N", help="questions per task; settings are varied on 40 %% of them (default: 500)"),
+    option("--count", type=int, default=500, metavar="N", help="questions per task; a fifth of them where settings vary (default: 500)"),
     option("--experiments", metavar="A,B", help="only these (default: all that `unmask accept` has)"),
     option("--out", default="runs/accept", metavar="DIR", help="runs, results.md and results.html (default: %(default)s)"),
     option("--freeze", metavar="FILE", help="decode nothing; write the hashes of weights, tokenizers and tasks"),

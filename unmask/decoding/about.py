@@ -47,6 +47,7 @@ ABOUT = {
     "sacm-support-eb": About("variant", "the same, as many slots at once as an entropy budget allows", "unmask's own"),
     "sacm-first": About("variant", "SACM around an anchor at the front: the answer is written first and decoded last", "unmask's own"),
     "sacm-first-support": About("variant", "the same, with support", "unmask's own"),
+    "sacm-first-decay": About("variant", "the same, with UNCODE's preference for early slots"),
     "sacm-conv": About("variant", "SACM, and a slot is trusted by how many settled slots are near it (Conv)"),
     "sacm-density": About("variant", "SACM, and a slot is trusted by the share of settled slots around it (d2Cache)"),
     "sacm-decay": About("variant", "SACM with UNCODE's preference for early slots"),

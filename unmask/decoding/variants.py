@@ -20,6 +20,7 @@ VARIANTS: dict[str, Strategy] = {
     "sacm-support-eb": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support()), select=EntropyBound(1.0), pace=1),
     "sacm-first": Strategy(anchors=FRONT, modifiers=(DAMPED,)),
     "sacm-first-support": Strategy(anchors=FRONT, modifiers=(DAMPED, Support())),
+    "sacm-first-decay": Strategy(anchors=FRONT, modifiers=(DAMPED, PositionDecay(0.25))),
     "sacm-conv": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Neighbours())),
     "sacm-density": Strategy(anchors=ANCHOR, modifiers=(DAMPED, CertaintyDensity())),
     "sacm-decay": Strategy(anchors=ANCHOR, modifiers=(DAMPED, PositionDecay(0.25))),

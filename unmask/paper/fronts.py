@@ -15,15 +15,15 @@ from typing import Any
 
 from unmask.decoding.algorithm import Strategy
 from unmask.decoding.methods import METHODS
-from unmask.decoding.rules.modifiers import PositionDecay
 from unmask.decoding.settings import offered, parse
-from unmask.decoding.variants import DAMPED
 from unmask.errors import UserError
 from unmask.evaluation.recipe import for_task
-from unmask.paper.experiments import EXPERIMENTS, FREE, SACM, Cell, Claim, Experiment, Run, proportional
+from unmask.paper import numbers
+from unmask.paper.experiments import EXPERIMENTS, FREE, PLACES, SACM, Cell, Claim, Experiment, Run, proportional
 from unmask.paper.numbers import Published
 from unmask.tasks import find, toy
 
+STANDS_FOR = {ours: theirs for theirs, (ours, *_) in PLACES.items()}  # the bundled task -> the paper's
 BUDGETS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 KNOBS: dict[str, dict[str, tuple[Any, ...]]] = {  # what varies the number of forwards of a method that has no budget
     "fast-dllm": {"tau": (0.5, 0.7, 0.9)},
@@ -57,9 +57,8 @@ class Front(Experiment):
             for entry in self.entries:
                 changes = dict(entry.changes)
                 if length and entry.strategy.block and entry.strategy.block > 1 and "block" not in changes:
-                    changes["block"] = proportional(
-                        entry.strategy.block, length, 256
-                    )  # in proportion to L, as everywhere
+                    theirs = STANDS_FOR.get(task.removesuffix(toy.SUFFIX), "gsm8k")
+                    changes["block"] = proportional(entry.strategy.block, length, numbers.LENGTH.get(theirs, 128))
                 strategy = for_task(find(task), {entry.name: entry.strategy}, changes)[entry.name]
                 for share in entry.budgets:
                     steps = None if share is None else max(1, round(share * (length or whole)))
@@ -117,11 +116,10 @@ def varied(pairs: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _named(*names: str, **changes: Any) -> tuple[Entry, ...]:
-    return tuple(Entry(name, METHODS[name], changes) for name in names)
+def _named(*names: str) -> tuple[Entry, ...]:
+    return tuple(Entry(name, METHODS[name]) for name in names)
 
 
-DECAYED = {"modifiers": (DAMPED, PositionDecay(0.25))}
 RELATED = ("sacm-conv", "sacm-density", "sacm-decay")
 SUPPORT, BOUND, FIRST = {"method": "sacm-support"}, {"method": "sacm-support-eb"}, {"method": "sacm-first"}
 FROM_THE_LEFT = ("left-to-right", "semi-ar", "fast-dllm", "uncode")
@@ -134,13 +132,12 @@ FRONTS = {
         Front("support", "Does support, a rule of our own, mend what SACM still gets wrong?", "not in the paper", (),
               claims=(Claim(SACM, SUPPORT, of="mistakes", times=2), Claim(SUPPORT, {"method": FREE}, ties=True),
                       Claim(SACM, BOUND, of="nfe", times=2), Claim(BOUND, SACM, ties=True)),
-              kind="front", entries=_named("sacm", "sacm-support", "sacm-support-eb", *RELATED, *FREE),
+              kind="front", entries=_named("sacm", "sacm-support", "sacm-support-eb", *FREE),
               published=("gsm8k", "math500", "strategyqa")),
         Front("answer-first", "Can the answer be written first and decoded last?", "not in the paper", (), kind="front",
               claims=(Claim(FIRST, {"method": FROM_THE_LEFT}, by=50), Claim({"method": "sacm-first-support"}, FIRST, within=5),
                       Claim(FIRST, {"method": "sacm-first-support"}, within=5)),
-              entries=(*_named("sacm-first", "sacm-first-support", *FROM_THE_LEFT, "top-probability", "sacm"),
-                       *_named("sacm-first", **DECAYED)),
+              entries=_named("sacm-first", "sacm-first-support", "sacm-first-decay", *FROM_THE_LEFT),
               bundled=toy.FIRST, against="sacm-first"),
         Front("pareto", "What does each method reach with how many forwards?", "not in the paper", (), kind="front",
               entries=entries({name: METHODS[name] for name in ROWS}), small=50),

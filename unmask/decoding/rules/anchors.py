@@ -15,7 +15,7 @@ class EndMark:
     response, as a suffix anchor does."""
 
     mark: str = "."
-    near: int = -8
+    near: int = -16
 
     def __call__(self, canvas: Canvas, encode: Callable[[str], list[int]]) -> Canvas:
         return canvas.pin(encode(self.mark), self.near, anchor=True)
