@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import unmask
 from unmask.cli import main
+from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import evaluate, partition
+from unmask.evaluation.evaluate import check, evaluate, partition
 from unmask.evaluation.metrics import answer_time
 from unmask.evaluation.recipe import Options, for_task
 from unmask.evaluation.store import finished, locked
@@ -375,3 +377,25 @@ def test_the_bundled_model_end_to_end(tmp_path, capsys):
     )
     found = json.loads(capsys.readouterr().out)["methods"]
     assert found["sacm"]["answer_found"] == 1 and found["sacm"]["eot_ratio"] < found["top-probability"]["eot_ratio"]
+
+
+@pytest.mark.parametrize(("vote", "forwards"), [("temporal", 4), ("blocks", 8)])
+def test_votes(vote, forwards, tmp_path):
+    """Through the grader's own extraction; how often each answer was given is kept, and the vote is part of the recipe."""
+    model = unmask.load("tiny")
+    task, rows = find("cups"), find("cups").load("tuning", limit=3)
+    options = Options(steps=4, length=16, batch=2, vote=vote)
+    summary = evaluate(model, task, {"semi-ar": METHODS["semi-ar"]}, rows, options, tmp_path)
+    (file,) = tmp_path.glob("semi-ar-*.jsonl")
+    for example in map(json.loads, file.read_text().splitlines()):
+        assert example["nfe"] == forwards and len(example["votes"]) == (4 if vote == "temporal" else 2)
+        stated = [answer for answer in example["votes"] if answer is not None]
+        assert example["extracted"] in (stated or [None])
+    assert summary["rows"] == 3 and json.loads(file.with_suffix(".json").read_text())["recipe"]["vote"] == vote
+
+
+def test_a_vote_needs_an_answer_to_vote_on():
+    with pytest.raises(UserError, match="temporal or blocks, not 'often'"):
+        Options(vote="often")
+    with pytest.raises(UserError, match="programs, which have no answer to vote on"):
+        check(unmask.load("tiny"), find("humaneval"), {}, Options(vote="blocks", allow_code=True))

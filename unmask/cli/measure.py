@@ -60,6 +60,7 @@ from unmask.progress import Bar
     SETTINGS,
     DECODING,
     option("--seeds", type=int, default=1, metavar="N", help="runs of a method that draws; reports mean and spread (default: 1)"),
+    option("--vote", choices=["temporal", "blocks"], default="", help="the answers of all steps, or of several block sizes (HEX), vote"),
     option("--layout", choices=["flat", "turns"], help="few-shot examples in the one prompt (default), or as turns of a conversation"),
     option("--out", metavar="DIR", help="the folder for the runs (default: runs/MODEL-TASK)"),
     GRADING,

@@ -22,6 +22,7 @@ from unmask.evaluation.metrics import answer_time, summarise
 from unmask.evaluation.recipe import Options, digest, draws, provenance, recipe, settings, stem
 from unmask.evaluation.significance import mean, paired, spread, wilson
 from unmask.evaluation.store import Example, append, borrowed, finished, locked
+from unmask.evaluation.votes import VOTES, extraction
 from unmask.files import write_whole
 from unmask.generation import Decoding, generations
 from unmask.models.images import found
@@ -123,7 +124,14 @@ Report = Callable[[str, int, int, int], None]  # (method, rows done, rows in all
 def run_batch(model: Model, batch: Batch) -> list[Example]:
     """Decode and grade the rows of a batch."""
     task, options = batch.task, batch.options
-    made = list(generations(model, batch.prompts, batch.strategy, batch.decoding(model), images=batch.images))
+    decoding, votes = batch.decoding(model), []
+    if options.vote:
+        extracts = [extraction(task, row, options.mode) for row in batch.rows]
+        vote = VOTES[options.vote]
+        votes = vote(model, batch.prompts, extracts, batch.strategy, decoding, images=batch.images)
+        made = [replace(v.chosen, forwards=v.forwards) for v in votes]
+    else:
+        made = list(generations(model, batch.prompts, batch.strategy, decoding, images=batch.images))
     grades = grade_all(task, [(g.text, row) for g, row in zip(made, batch.rows, strict=True)], options)
     anchors = [model.tokens(task.anchor), model.tokens(" " + task.anchor)]
     examples = []
@@ -140,6 +148,8 @@ def run_batch(model: Model, batch: Batch) -> list[Example]:
             **answer_time(generation.tokens, generation.order, generation.forwards, anchors),
             "tokens": generation.tokens, "order": generation.order,
         })  # fmt: skip
+    for example, cast in zip(examples, votes, strict=False):
+        example["votes"] = [None if answer is None else str(answer) for answer in cast.answers]
     return examples
 
 
@@ -299,6 +309,8 @@ def check(model: Model, task: Task, methods: Mapping[str, Strategy], options: Op
         raise UserError(
             "this system cannot isolate generated code; use a container, or accept the risk with --unisolated-code"
         )
+    if task.executes and options.vote:
+        raise UserError(f"{task.name} is graded by running programs, which have no answer to vote on: leave out --vote")
     task.grader(options.mode)
     length = options.length or task.length
     for name, strategy in methods.items():

@@ -37,10 +37,13 @@ class Options(Decoding):
     mode: str = ""  # of grading; the parity modes are recorded beside it anyway
     allow_code: bool = False
     unisolated: bool = False
+    vote: str = ""  # temporal or blocks: answers of several steps or decodes vote
     model_options: Mapping[str, Any] = field(default_factory=dict)  # quantize, revision: part of the recipe
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.vote not in ("", "temporal", "blocks"):
+            raise UserError(f"a vote is temporal or blocks, not {self.vote!r}")
         if self.seeds < 1:
             raise UserError(f"seeds is at least 1, not {self.seeds}")
         if self.infill is not None or self.samples != 1:
@@ -81,6 +84,7 @@ def recipe(model: Model, task: Task, strategy: Strategy, rows: Rows, options: Op
         "code_sha256": code_hash(strategy, task),
         "grader": other_grader(task),
         "grader_version": task.grader_version,
+        "vote": options.vote,
     }
     return {
         "strategy": repr(strategy),

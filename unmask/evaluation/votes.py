@@ -18,7 +18,7 @@ from unmask.decoding.algorithm import Strategy
 from unmask.decoding.methods import method as named
 from unmask.decoding.step import Step
 from unmask.errors import UserError
-from unmask.generation import Generation, generate
+from unmask.generation import Decoding, Generation, Prompt, generations
 from unmask.models.model import Model
 from unmask.tasks import Row, Task
 
@@ -28,12 +28,12 @@ SIZES = (8, 16, 32, 64, 128)  # HEX's block sizes, those that fit the response
 
 @dataclass(frozen=True)
 class Vote:
-    """What was voted on and what won; `text` is the first text that gave the winning answer, for a grader to read."""
+    """What was voted on and what won; the text of `chosen` is the first that gave the winning answer, for a grader to read."""
 
-    winner: Any
-    text: str
-    answers: list[Any]  # None where none was found
-    forwards: int
+    winner: Hashable | None
+    chosen: Generation
+    answers: list[Hashable | None]  # None where none was found
+    forwards: int  # of all the decodes that voted
 
 
 def weight(kind: str, s: int, steps: int, alpha: float) -> float:
@@ -120,37 +120,61 @@ def extraction(task: Task, row: Row, mode: str = "") -> Extract:
 
 
 def by_steps(
-    model: Model, prompt: Any, extract: Extract, method: str | Strategy = "sacm", *, kind: str = "exp", alpha: float = 5.0, **options: Any
-) -> Vote:  # fmt: skip
+    model: Model, prompts: Sequence[Prompt], extracts: Sequence[Extract], method: str | Strategy = "sacm",
+    decoding: Decoding = Decoding(), *, images: Sequence[Any] | None = None, kind: str = "exp", alpha: float = 5.0,  # noqa: B008
+) -> list[Vote]:  # fmt: skip
     """Temporal self-consistency: decode once and let the answers of all steps vote, at no further forward."""
-    drafts = Drafts()
-    done: Generation = generate(model, [prompt], method, watch=[drafts], **options)[0]
-    texts = [model.text(ids) for ids in drafts.rows()[0]] if drafts.steps else []
-    answers = [extract(text) for text in texts]
-    winner = temporal(answers, done.steps, kind, alpha)
-    return Vote(winner, _first(winner, answers, texts) or done.text, answers, done.forwards)
+    found = []
+    for first in range(0, len(prompts), decoding.batch):
+        drafts, some = Drafts(), slice(first, first + decoding.batch)
+        shown = None if images is None else images[some]
+        made = list(generations(model, prompts[some], method, _part(decoding, some), images=shown, watch=[drafts]))
+        kept = drafts.rows() if drafts.steps else [[] for _ in made]
+        for done, ids, extract in zip(made, kept, extracts[some], strict=True):
+            texts = [model.text(one) for one in ids]
+            answers = [extract(text) for text in texts]
+            winner = temporal(answers, done.steps, kind, alpha)
+            found.append(
+                Vote(winner, replace(done, text=_first(winner, answers, texts) or done.text), answers, done.forwards)
+            )
+    return found
 
 
 def by_blocks(
-    model: Model, prompt: Any, extract: Extract, method: str | Strategy = "semi-ar", *,
-    sizes: Sequence[int] = SIZES, rule: str = "frequency", **options: Any,
-) -> Vote:  # fmt: skip
+    model: Model, prompts: Sequence[Prompt], extracts: Sequence[Extract], method: str | Strategy = "semi-ar",
+    decoding: Decoding = Decoding(), *, images: Sequence[Any] | None = None, sizes: Sequence[int] = SIZES,  # noqa: B008
+    rule: str = "frequency",
+) -> list[Vote]:  # fmt: skip
     """HEX: decode once for every block size and let the answers vote."""
-    length = options.get("length") or model.length
-    sizes = [size for size in sorted(sizes) if size <= length] or [length]
-    texts, pairs, forwards = [], [], 0
-    for size in sizes:
-        watch = Likelihood()
-        done = generate(model, [prompt], replace(named(method), block=size), watch=[watch], **options)[0]
-        texts.append(done.text)
-        pairs.append((extract(done.text), float(torch.as_tensor(watch.total).sum())))
-        forwards += done.forwards
-    winner = blocks(pairs, rule)[0][0][0]
-    answers = [answer for answer, _ in pairs]
-    return Vote(winner, _first(winner, answers, texts) or texts[0], answers, forwards)
+    length = decoding.length or model.length
+    tries: list[list[tuple[Generation, float]]] = [[] for _ in prompts]
+    for size in [size for size in sorted(sizes) if size <= length] or [length]:
+        for first in range(0, len(prompts), decoding.batch):
+            watch, some = Likelihood(), slice(first, first + decoding.batch)
+            shown, sized = None if images is None else images[some], replace(named(method), block=size)
+            made = list(generations(model, prompts[some], sized, _part(decoding, some), images=shown, watch=[watch]))
+            likely = torch.as_tensor(watch.total).expand(len(made)).tolist()
+            for kept, pair in zip(tries[some], zip(made, likely, strict=True), strict=True):
+                kept.append(pair)
+    found = []
+    for kept, extract in zip(tries, extracts, strict=True):
+        answers = [extract(done.text) for done, _ in kept]
+        winner = blocks([(answer, ll) for answer, (_, ll) in zip(answers, kept, strict=True)], rule)[0][0][0]
+        best = answers.index(winner) if winner in answers else 0
+        found.append(Vote(winner, kept[best][0], answers, sum(done.forwards for done, _ in kept)))
+    return found
 
 
-def _first(winner: Any, answers: Sequence[Any], texts: Sequence[str]) -> str:
+VOTES: dict[str, Callable[..., list[Vote]]] = {"temporal": by_steps, "blocks": by_blocks}
+
+
+def _part(decoding: Decoding, some: slice) -> Decoding:
+    """The seeds of those rows, where every row has its own."""
+    seed = decoding.seed
+    return decoding if isinstance(seed, int) else replace(decoding, seed=list(seed)[some])
+
+
+def _first(winner: Hashable, answers: Sequence[Hashable], texts: Sequence[str]) -> str:
     return next(
         (text for answer, text in zip(answers, texts, strict=True) if winner is not None and answer == winner), ""
     )
