@@ -33,8 +33,9 @@ $(READY): $(SMALL)
 demo: $(SMALL)
 	@$(RUN)/unmask demo
 
+# One process per core, one thread each; a file's tests stay together.
 test: lint
-	$(RUN)/python -m pytest
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(RUN)/ruff check .
