@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     """
   unmask reproduce list
   unmask reproduce all --model tiny --workers 2       in small, on the bundled model: under half an hour on 2 cores
+  unmask reproduce beyond --model tiny --workers 2    support, answer first, the Pareto front and the zoo: hours
   unmask reproduce parallelism --data benchmarks/     on the paper's own weights, from the Hub
   unmask reproduce main --model ./LLaDA-8B-Instruct --limit 100 --plan
   the same command again goes on after a crash, and decodes nothing twice""",
-    option("name", metavar="NAME", help="an experiment, all, or list"),
+    option("name", metavar="NAME", help="an experiment, all (of the paper's), beyond (our own), or list"),
     option("--model", action="append", default=[], metavar="DIR_OR_ID",
            help="tiny: everything in small; or your copies of the paper's checkpoints (repeatable; default: from the Hub)"),
     option("--limit", type=int, metavar="N", help="rows per task (default: all; on the bundled model 50, or 24 tuning rows)"),

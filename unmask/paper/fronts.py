@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from unmask.decoding.algorithm import Strategy
 from unmask.decoding.methods import METHODS
 from unmask.decoding.settings import offered, parse
+from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
 from unmask.evaluation.recipe import for_task
 from unmask.paper import numbers
@@ -120,6 +121,13 @@ def _named(*names: str) -> tuple[Entry, ...]:
     return tuple(Entry(name, METHODS[name]) for name in names)
 
 
+def with_sacm(strategy: Strategy) -> Strategy:
+    """A method with SACM's anchor and modulation before its own."""
+    sacm = METHODS["sacm"]
+    return replace(strategy, anchors=sacm.anchors, modifiers=(*sacm.modifiers, *strategy.modifiers))
+
+
+TUNED: tuple[Entry, ...] = ()  # zoo methods with one setting chosen on tuning rows
 RELATED = ("sacm-conv", "sacm-density", "sacm-decay")
 SUPPORT, BOUND, FIRST = {"method": "sacm-support"}, {"method": "sacm-support-eb"}, {"method": "sacm-first"}
 FROM_THE_LEFT = ("left-to-right", "semi-ar", "fast-dllm", "uncode")
@@ -141,6 +149,11 @@ FRONTS = {
               bundled=toy.FIRST, against="sacm-first"),
         Front("pareto", "What does each method reach with how many forwards?", "not in the paper", (), kind="front",
               entries=entries({name: METHODS[name] for name in ROWS}), small=50),
+        Front("zoo", "What are the other published decoders worth, alone and with SACM's anchor and modulation?", "not in the paper", (),
+              kind="front", entries=(*_named("sacm", *ZOO), *TUNED, *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),
+              small=100, published=("gsm8k",)),
+        Front("zoo-first", "And where the answer is asked for first?", "not in the paper", (), kind="front", small=100,
+              entries=_named("sacm-first", *ZOO), bundled=toy.FIRST, against="sacm-first"),
     )
 }  # fmt: skip
 
@@ -148,11 +161,11 @@ KNOWN: dict[str, Experiment] = {**EXPERIMENTS, **FRONTS}
 
 
 def named(name: str) -> list[Experiment]:
-    """The experiment of that name, or all of the paper's and our own."""
-    if name == "all":
-        return list(KNOWN.values())
+    """The experiment of that name, all of the paper's, or all beyond it."""
+    if name in ("all", "beyond"):
+        return list((EXPERIMENTS if name == "all" else FRONTS).values())
     if name in KNOWN:
         return [KNOWN[name]]
-    near = difflib.get_close_matches(name, [*KNOWN, "all", "list"], n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*KNOWN, "all", "beyond", "list"], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else "`unmask reproduce list` lists them"
     raise UserError(f"there is no experiment {name!r}; {hint}")

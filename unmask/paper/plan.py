@@ -351,7 +351,7 @@ def bound(run: Run) -> int:
 def listing(setting: Setting) -> list[dict[str, Any]]:
     """Every experiment, without a model or data: the rows are counted as the paper's table of data sets has them."""
     length, lines = small_length(setting.given), []
-    for e in named("all"):
+    for e in (*named("all"), *named("beyond")):
         cells = list(e.cells(length, setting.limit))
         runs = list(dict.fromkeys(c.run for c in cells if not length or c.run.model == "LLaDA"))
         forwards = 0
