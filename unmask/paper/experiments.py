@@ -75,7 +75,11 @@ class Cell:
         parts += ["by top margin"] if "confidence" in self.changes else []
         parts += ["(trained for it)"] if run.method == "rainbow-padding" else []
         parts += [f"T={run.steps}"] if run.steps else []
-        parts += [f"L={run.length}"] if self.source.table == "tab:length_ablation" else []
+        parts += (
+            [f"L={run.length}"]
+            if self.source.table == "tab:length_ablation" or run.length != find(run.task).length
+            else []
+        )
         return " ".join(parts)
 
 

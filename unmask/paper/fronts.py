@@ -15,6 +15,9 @@ from typing import Any
 
 from unmask.decoding.algorithm import Strategy
 from unmask.decoding.methods import METHODS
+from unmask.decoding.rules.modifiers import SuppressEOT
+from unmask.decoding.rules.support import Support
+from unmask.decoding.rules.tokens import Gumbel
 from unmask.decoding.settings import offered, parse
 from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
@@ -42,6 +45,7 @@ class Entry:
     strategy: Strategy
     changes: Mapping[str, Any] = field(default_factory=dict)
     budgets: tuple[float | None, ...] = (None,)  # T as a share of L; None: the method's own pace
+    length: int | None = None  # L on the bundled model, where it is not the model's own
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,17 @@ class Front(Experiment):
 
     def _cells(self, length: int | None, limit: int | None) -> Iterator[Cell]:
         for task in self.bundled if length else self.published:
-            whole = find(task).length
             for entry in self.entries:
+                size = (entry.length or length) if length else find(task).length
                 changes = dict(entry.changes)
                 if length and entry.strategy.block and entry.strategy.block > 1 and "block" not in changes:
                     theirs = STANDS_FOR.get(task.removesuffix(toy.SUFFIX), "gsm8k")
                     changes["block"] = proportional(entry.strategy.block, length, numbers.LENGTH.get(theirs, 128))
                 strategy = for_task(find(task), {entry.name: entry.strategy}, changes)[entry.name]
                 for share in entry.budgets:
-                    steps = None if share is None else max(1, round(share * (length or whole)))
-                    own = steps is None or steps == strategy.steps(length or whole)
-                    run = Run(self.model, task, entry.name, strategy, length or whole, None if own else steps, self.split,
+                    steps = None if share is None else max(1, round(share * size))
+                    own = steps is None or steps == strategy.steps(size)
+                    run = Run(self.model, task, entry.name, strategy, size, None if own else steps, self.split,
                               limit or (self.small if length else self.count))  # fmt: skip
                     made = Published(self.label, self.model, task, entry.name, math.nan, run.length,
                                      strategy.steps(run.length, run.steps), entry.changes)  # fmt: skip
@@ -127,6 +131,18 @@ def with_sacm(strategy: Strategy) -> Strategy:
     return replace(strategy, anchors=sacm.anchors, modifiers=(*sacm.modifiers, *strategy.modifiers))
 
 
+def _varied(name: str, **values: Sequence[Any]) -> Iterator[Entry]:
+    return (Entry(name, METHODS[name], {setting: value}) for setting, some in values.items() for value in some)
+
+
+_SACM, _WARM = METHODS["sacm"], Gumbel(temperature=1.0)
+PARTS = tuple(Entry(name, strategy) for name, strategy in {
+    "support-alone": Strategy(modifiers=(Support(),)),
+    "anchor+support": Strategy(anchors=_SACM.anchors, modifiers=(Support(),)),
+    "eot-suppression+support": Strategy(defer=SuppressEOT(), modifiers=(Support(),)),
+    "sacm-warm": replace(_SACM, read=_WARM),
+    "sacm-support-warm": replace(METHODS["sacm-support"], read=_WARM),
+}.items())  # fmt: skip
 TUNED: tuple[Entry, ...] = ()  # zoo methods with one setting chosen on tuning rows
 RELATED = ("sacm-conv", "sacm-density", "sacm-decay")
 SUPPORT, BOUND, FIRST = {"method": "sacm-support"}, {"method": "sacm-support-eb"}, {"method": "sacm-first"}
@@ -149,6 +165,10 @@ FRONTS = {
               bundled=toy.FIRST, against="sacm-first"),
         Front("pareto", "What does each method reach with how many forwards?", "not in the paper", (), kind="front",
               entries=entries({name: METHODS[name] for name in ROWS}), small=50),
+        Front("understanding", "What does support need, and what not?", "not in the paper", (), kind="front", small=100,
+              entries=(*_named("sacm", "sacm-support"), *PARTS, *_varied("sacm-support", text=(".", "Answer:"), at=(-8, -23)),
+                       *_varied("sacm", text=(".", "Answer:"), at=(-8, -23)),
+                       *(Entry(name, METHODS[name], length=n) for n in (72, 84, 128) for name in ("sacm", "sacm-support")))),
         Front("zoo", "What are the other published decoders worth, alone and with SACM's anchor and modulation?", "not in the paper", (),
               kind="front", entries=(*_named("sacm", *ZOO), *TUNED, *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),
               small=100, published=("gsm8k",)),
