@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class Canvas:
     ragged: bool = False  # rows differ in length: shorter ones are padded on the right, fixed and not valid
 
     @classmethod
-    def blank(cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: Any = "cpu") -> Canvas:
+    def blank(cls, prompts: Sequence[Sequence[int]], length: int, vocab: Vocab, device: torch.device | str = "cpu") -> Canvas:  # fmt: skip
         """The prompts, each followed by L masks."""
         if length < 1:
             raise UserError(f"the response length must be at least 1, not {length}")

@@ -43,7 +43,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Prediction:
-    """(B, L) each, 0 where nothing was asked; only what the rules and watchers need is filled in."""
+    """(B, L) each, 0 where nothing was asked; only what the rules and watchers need is filled in.
+
+    `Tensor | Any`: None until somebody's `needs` name it, and a rule that named it need not check (`settings.told` does)."""
 
     token: Tensor | Any = None  # x^0
     p: Tensor | Any = None  # softmax probability of that token, [MASK] counted in the softmax

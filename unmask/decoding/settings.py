@@ -6,14 +6,25 @@ import ast
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from unmask.errors import UserError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def rules(strategy: Any) -> list[Any]:
+    from unmask.decoding.algorithm import Strategy, Watch
+    from unmask.decoding.canvas import Canvas
+    from unmask.decoding.rules import Remembers
+    from unmask.decoding.step import Step
+
+Result = TypeVar("Result")
+
+
+def rules(strategy: Strategy) -> list[Any]:
     """Every rule of the strategy, including those inside another rule (a schedule in a Quota)."""
-    found, queue = [], [strategy]
+    queue: list[Any] = [strategy]
+    found = []
     while queue:
         value = queue.pop(0)
         inner = value if isinstance(value, tuple) else [getattr(value, f.name) for f in fields(value)]
@@ -22,27 +33,27 @@ def rules(strategy: Any) -> list[Any]:
     return found
 
 
-def needs(strategy: Any, watch: Iterable[Any] = ()) -> frozenset[str]:
+def needs(strategy: Strategy, watch: Iterable[Watch] = ()) -> frozenset[str]:
     """What the rules and watchers read from a Prediction beyond token and p; "everywhere" asks about settled slots too."""
     return frozenset().union(*(getattr(item, "needs", ()) for item in (*rules(strategy), *watch)))
 
 
-def remembering(strategy: Any) -> list[Any]:
+def remembering(strategy: Strategy) -> list[Remembers]:
     """The rules that keep something between steps."""
     return [rule for rule in rules(strategy) if hasattr(rule, "remember")]
 
 
-def idles(strategy: Any) -> bool:
+def idles(strategy: Strategy) -> bool:
     """May a step decode nothing? Only where a rule says so (`idles`), as the schedules of some published code do."""
     return any(getattr(rule, "idles", False) for rule in rules(strategy))
 
 
-def longest(strategy: Any, length: int) -> int:
+def longest(strategy: Strategy, length: int) -> int:
     """How long a response of this length may become."""
     return max([length, *(rule.longest(length) for rule in strategy.revise if hasattr(rule, "longest"))])
 
 
-def check(strategy: Any, steps: int, canvas: Any) -> None:
+def check(strategy: Strategy, steps: int, canvas: Canvas) -> None:
     """Refuse what cannot be decoded before a forward is spent on it."""
     from unmask.decoding.rules.schedules import Fixed
     from unmask.decoding.rules.selection import Quota
@@ -65,7 +76,7 @@ def check(strategy: Any, steps: int, canvas: Any) -> None:
             rule.check(strategy, canvas)
 
 
-def told(rule: Callable[..., Any], *given: Any) -> Any:
+def told(rule: Callable[..., Result], *given: object) -> Result:
     """What a rule says; one that reads what it did not ask for is told how to ask."""
     try:
         return rule(*given)
@@ -78,14 +89,14 @@ def told(rule: Callable[..., Any], *given: Any) -> Any:
         ) from error
 
 
-def unsound(step: Any) -> UserError:
+def unsound(step: Step) -> UserError:
     """Whose fault it is that a score is NaN or infinite: the model's, or the method's."""
     if not bool(step.seen.p.isfinite().all()):
         return UserError("the model gave NaN or infinite logits; check its weights, or load it in float32")
     return UserError("the method's score is NaN or infinite; check its settings, and rules of your own")
 
 
-def changed(strategy: Any, settings: dict[str, Any]) -> Any:
+def changed(strategy: Strategy, settings: dict[str, Any]) -> Strategy:
     """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name. Where two kinds of rule own it,
     the name says which: `EntropyBound.gamma`."""
     for given, value in settings.items():
@@ -105,7 +116,7 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     return strategy
 
 
-def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
+def offered(strategy: Strategy) -> list[tuple[str, Any, float | None, float | None]]:
     """The settings a user may change: name, value, and the limits of a number."""
     own: dict[str, dict[str, Any]] = {}  # name -> the kinds of rule that have it -> value
     for rule in rules(strategy):
@@ -119,7 +130,7 @@ def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
     ]
 
 
-def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+def applied(strategy: Strategy, settings: dict[str, Any]) -> tuple[Strategy, list[str]]:
     """The strategy with whichever of the settings it has, and their names: for several methods under one flag."""
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
     own |= {f"{type(rule).__name__}.{f.name}" for rule in rules(strategy) for f in fields(rule)}
@@ -127,13 +138,13 @@ def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     return changed(strategy, used), list(used)
 
 
-def text(value: Any) -> str:
+def text(value: DataclassInstance) -> str:
     """A rule or strategy as its constructor call. Fields with repr=False were added later: they show once they are used."""
     shown = [f for f in fields(value) if f.repr or getattr(value, f.name) != f.default]
     return f"{type(value).__name__}({', '.join(f'{f.name}={getattr(value, f.name)!r}' for f in shown)})"
 
 
-def recipe(strategy: Any) -> str:
+def recipe(strategy: Strategy) -> str:
     """What differs from plain top-probability decoding, in one line."""
     plain = type(strategy)()
     parts = [
@@ -155,7 +166,7 @@ def _set(value: Any, owner: str, name: str, new: Any) -> Any:
     return replace(value, **inside)
 
 
-def simple(value: Any) -> bool:
+def simple(value: object) -> TypeGuard[str | float]:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
@@ -166,7 +177,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 }  # fmt: skip
 
 
-def within(name: str, value: Any) -> None:
+def within(name: str, value: object) -> None:
     """Refuse a number that is NaN or outside what its setting allows."""
     low, high = LIMITS.get(name, (-math.inf, math.inf))
     if simple(value) and not isinstance(value, str) and not low <= value <= high:
@@ -174,7 +185,7 @@ def within(name: str, value: Any) -> None:
         raise UserError(f"{name.rstrip('_')} is {wanted}, not {value}")
 
 
-def fitting(owner: Any, name: str, new: Any) -> Any:
+def fitting(owner: DataclassInstance, name: str, new: Any) -> Any:
     """The new value, if it is of the old one's kind: a rule for a rule, a number for a number, text for text."""
     old, kind = getattr(owner, name), next(str(f.type) for f in fields(owner) if f.name == name)
     if isinstance(old, str):

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One iteration, read-only: the canvas before it, where it stands in its window, and what the model predicts."""
+    """One iteration, read-only: the canvas before it, where it stands in its window, and what the model predicts.
+
+    `Any` beside a type: None until the loop has set it, which whoever reads it need not check."""
 
     canvas: Canvas
     strategy: Strategy

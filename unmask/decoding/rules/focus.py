@@ -11,6 +11,7 @@ from torch import Tensor
 from unmask.errors import UserError
 
 if TYPE_CHECKING:
+    from unmask.decoding.algorithm import Strategy
     from unmask.decoding.canvas import Canvas
     from unmask.decoding.step import Step
 
@@ -24,7 +25,7 @@ def first(where: Tensor) -> Tensor:
     return torch.where(where.any(1), where.long().argmax(1), where.shape[1])[:, None]
 
 
-def whole(strategy: object, rule: object) -> None:
+def whole(strategy: Strategy, rule: object) -> None:
     if getattr(strategy, "block", None) is not None:
         raise UserError(f"{type(rule).__name__} makes its own windows: it goes with block=None only")
 
@@ -41,7 +42,7 @@ class Frontier:
         if self.size < 1:
             raise UserError(f"size is at least 1, not {self.size}")
 
-    def check(self, strategy: object, canvas: Canvas) -> None:
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
         whole(strategy, self)
 
     def before(self, canvas: Canvas) -> Tensor | int:  # (B, 1)
@@ -75,7 +76,7 @@ class Sliding:
         if self.open < 1 or (self.span is not None and self.span < 1):
             raise UserError(f"open and span are at least 1, not {self.open} and {self.span}")
 
-    def check(self, strategy: object, canvas: Canvas) -> None:
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
         whole(strategy, self)
 
     def __call__(self, step: Step) -> Tensor:
@@ -100,7 +101,7 @@ class AdaBlock:
         if self.size < 1 or self.tau < 0:
             raise UserError(f"size is at least 1 and tau not negative, not {self.size} and {self.tau}")
 
-    def check(self, strategy: object, canvas: Canvas) -> None:
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
         whole(strategy, self)
 
     def memory(self, canvas: Canvas) -> dict[str, Tensor]:
@@ -138,7 +139,7 @@ class Onward:
         if self.size < 1:
             raise UserError(f"size is at least 1, not {self.size}")
 
-    def check(self, strategy: object, canvas: Canvas) -> None:
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
         whole(strategy, self)
 
     def memory(self, canvas: Canvas) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from unmask.decoding.rules.readiness import unit
 from unmask.errors import UserError
 
 if TYPE_CHECKING:
+    from unmask.decoding.algorithm import Strategy
     from unmask.decoding.canvas import Canvas
     from unmask.decoding.step import Step
 
@@ -30,7 +31,7 @@ def arranged(canvas: Canvas, rows: Sequence[Sequence[int]]) -> Canvas:
         [[*row, *[-2] * (length - len(row))] for row in rows], device=device
     )  # (B, L'); -2: past the end
 
-    def moved(values: Tensor, new: Any, behind: Any) -> Tensor:  # (B, L, ...) -> (B, L', ...)
+    def moved(values: Tensor, new: float, behind: float) -> Tensor:  # (B, L, ...) -> (B, L', ...)
         at = source.view(*source.shape, *[1] * (values.dim() - 2))
         found = values.gather(1, at.clamp(min=0).expand(-1, -1, *values.shape[2:]))
         return found.masked_fill(at == -1, new).masked_fill(at == -2, behind)
@@ -66,7 +67,7 @@ class Resize(Reviser):
     most: int | None = None
     needs: ClassVar = frozenset({"everywhere", "beyond"})  # E reads every slot
 
-    def check(self, strategy: object, canvas: Canvas) -> None:
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
         whole(strategy, self)
         if bool((canvas.fixed & ~canvas.anchors).any()):
             raise UserError(

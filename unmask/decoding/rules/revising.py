@@ -15,6 +15,7 @@ from unmask.decoding.rules.readiness import unit
 from unmask.errors import UserError
 
 if TYPE_CHECKING:
+    from unmask.decoding.algorithm import Strategy
     from unmask.decoding.canvas import Canvas
     from unmask.decoding.step import Step
 
@@ -53,7 +54,7 @@ class EarlyAnswer(Reviser):
         if self.n < 1:
             raise UserError(f"n, the answer's length, is at least 1, not {self.n}")
 
-    def check(self, strategy: object, canvas: Canvas) -> None:
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
         if self.start is None and not bool(canvas.anchors.any(1).all()):
             raise UserError(
                 "an early answer is looked for behind an anchor: add anchors=(SuffixAnchor(),), or say at which slot it begins"

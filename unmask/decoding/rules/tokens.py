@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from unmask.errors import UserError
 
 if TYPE_CHECKING:
+    from unmask.decoding.algorithm import Strategy
     from unmask.decoding.canvas import Canvas, Vocab
     from unmask.decoding.reading import Ask, Draws
 
@@ -113,7 +114,7 @@ class EndPenalty(Argmax):
         if self.weight < 0 or not 0 < self.eps < 1:
             raise UserError("the end penalty needs weight >= 0 and eps between 0 and 1")
 
-    def check(self, strategy: Any, canvas: Canvas) -> None:
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
         if strategy.block is not None:  # rows wait for each other at a block's end, and the penalty counts forwards
             raise UserError("the end penalty goes with block=None only")
 
