@@ -10,24 +10,29 @@ import html
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import torch
 
-from unmask.decoding.algorithm import Decoded, Strategy, decode
+from unmask.decoding.algorithm import Decoded, Strategy, Watch, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
 from unmask.decoding.reading import run
+from unmask.decoding.rules import TokenRule
 from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.decoding.settings import longest
 from unmask.errors import UserError, finite, whole
-from unmask.models.images import opened
+from unmask.models.images import Picture, opened
 from unmask.models.model import Messages, Model
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 Prompt = str | Messages | Sequence[int]
+Images: TypeAlias = "Sequence[Picture | Sequence[Picture] | None]"  # of every prompt: one, several or none
 SPAN = re.compile(r"\[MASK(?:\*(\d+))?\]")  # [MASK] or [MASK*12] in infilled text
 
 
@@ -55,7 +60,7 @@ class Decoding:
     def __post_init__(self) -> None:
         """Refuse what no model can do; numpy's numbers and any sequence become plain ones."""
 
-        def put(name: str, value: Any) -> None:
+        def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
         for name in ("length", "steps", "batch", "samples"):
@@ -109,7 +114,7 @@ def generate(
 ) -> list[Generation]: ...
 def generate(  # type: ignore[misc]  # the overloads say what comes back; the options are listed here
     model: Model,
-    prompts: Any,
+    prompts: Prompt | Sequence[Prompt],
     method: str | Strategy = "sacm",
     *,
     length: int | None = None,
@@ -125,9 +130,9 @@ def generate(  # type: ignore[misc]  # the overloads say what comes back; the op
     ban: Sequence[int] = (),
     infill: str | None = None,
     samples: int = 1,
-    images: Any = None,
-    watch: Sequence[Callable[..., None]] = (),
-) -> Any:
+    images: Picture | Sequence[Picture] | Images | None = None,
+    watch: Sequence[Watch] = (),
+) -> Generation | list[Generation]:
     """Decode prompts with a method: one prompt (a string, or the messages of one conversation) gives one Generation, a
     list of them a list. A prompt is text, the messages of a conversation, or token ids.
 
@@ -145,9 +150,9 @@ def generate(  # type: ignore[misc]  # the overloads say what comes back; the op
     one = isinstance(prompts, str) or (
         isinstance(prompts, Sequence) and bool(prompts) and all(isinstance(prompt, dict) for prompt in prompts)
     )
-    if one:
-        prompts, images = [prompts], None if images is None else [images]
-    made = list(generations(model, prompts, method, decoding, images=images, watch=watch))
+    asked = cast(Sequence[Prompt], [prompts] if one else prompts)
+    shown = cast("Images | None", [images] if one and images is not None else images)
+    made = list(generations(model, asked, method, decoding, images=shown, watch=watch))
     return made[0] if one and samples == 1 else made
 
 
@@ -157,8 +162,8 @@ def generations(
     method: str | Strategy = "sacm",
     decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
     *,
-    images: Sequence[Any] | None = None,
-    watch: Sequence[Callable[..., None]] = (),
+    images: Images | None = None,
+    watch: Sequence[Watch] = (),
 ) -> Iterator[Generation]:
     """One Generation per prompt and sample, as the batches are done."""
     strategy = strategy_for(model, method, decoding)
@@ -189,7 +194,7 @@ def strategy_for(model: Model, method: str | Strategy, decoding: Decoding) -> St
     return replace(strategy, read=reading(strategy.read, decoding.temperature, decoding.ban))
 
 
-def reading(read: Any, temperature: float | None, ban: Sequence[int]) -> Any:
+def reading(read: Any, temperature: float | None, ban: Sequence[int]) -> TokenRule:
     """A token rule at another temperature and without the banned ids."""
     if hasattr(read, "then"):
         return replace(read, then=reading(read.then, temperature, ban))
@@ -202,7 +207,7 @@ def encode_prompts(
     model: Model,
     prompts: Sequence[Prompt],
     decoding: Decoding,
-    pictures: Sequence[Sequence[Any]] | None = None,
+    pictures: Sequence[Sequence[Picture]] | None = None,
     strategy: Strategy | None = None,
 ) -> list[list[int]]:
     """The token ids of every prompt, `samples` times each; what does not fit the model's context is refused here."""
@@ -247,7 +252,7 @@ def open_canvas(model: Model, prompts: Sequence[Sequence[int]], strategy: Strate
     return strategy.prepare(canvas, model.tokens)
 
 
-def _encoded(model: Model, prompt: Any, decoding: Decoding, pictures: Sequence[Any]) -> list[int]:
+def _encoded(model: Model, prompt: Prompt, decoding: Decoding, pictures: Sequence[Picture]) -> list[int]:
     if isinstance(prompt, (list, tuple)) and all(
         isinstance(token, int) and not isinstance(token, bool) for token in prompt
     ):
@@ -257,16 +262,21 @@ def _encoded(model: Model, prompt: Any, decoding: Decoding, pictures: Sequence[A
                 f"a prompt holds token {wrong[0]}, which {model.name} does not have: its ids go from 0 to {size - 1}"
             )
         return list(prompt)
-    return model.encode(prompt, decoding.system, decoding.raw, [opened(picture) for picture in pictures])
+    return model.encode(
+        cast("str | Messages", prompt), decoding.system, decoding.raw, [opened(picture) for picture in pictures]
+    )
 
 
-def _pictures(images: Sequence[Any] | None, prompts: int) -> list[list[Any]]:
+def _pictures(images: Images | None, prompts: int) -> list[list[Picture]]:
     """Every prompt's pictures as a list; they are opened one batch at a time."""
     if images is None:
         return [[] for _ in range(prompts)]
     if len(images) != prompts:
         raise UserError(f"images has an entry for every prompt: {prompts}, not {len(images)}")
-    return [[] if some is None else list(some) if isinstance(some, (list, tuple)) else [some] for some in images]
+    return [
+        [] if some is None else list(some) if isinstance(some, (list, tuple)) else [cast("Picture", some)]
+        for some in images
+    ]
 
 
 def _seeds(seed: int | Sequence[int], samples: int) -> list[int]:
@@ -311,8 +321,8 @@ def decode_canvas(
     strategy: Strategy,
     decoding: Decoding,
     seeds: Sequence[int],
-    images: Sequence[Any] = (),
-    watch: Sequence[Callable[..., None]] = (),
+    images: Sequence[Image] = (),
+    watch: Sequence[Watch] = (),
 ) -> Decoded:
     """Decode one canvas to its end; `images` are the pictures of its rows, one row after the other."""
     session = model.denoiser(decoding.cfg, decoding.cache, images).begin(canvas)

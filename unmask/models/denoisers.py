@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.reading import Ask, Denoiser
 from unmask.errors import UserError
 from unmask.models.layers import KV, Backbone
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Logits = Callable[[slice], Tensor]
 
@@ -54,7 +57,7 @@ class LeaveOneOut:
     shadow every slot but its own and the other shadows; it answers for its slot where that is settled.
     """
 
-    module: Any = field(repr=False)
+    module: Backbone = field(repr=False)
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return self
@@ -83,7 +86,7 @@ class Foreign:
     """Any module whose forward takes ids and returns logits (see `unmask.wrap`). Without an attention_mask it cannot be told
     what is padding, so rows of unequal length are run one by one."""
 
-    module: Any = field(repr=False)
+    module: nn.Module = field(repr=False)
     shift: bool = False
 
     def begin(self, canvas: Canvas) -> Denoiser:
@@ -260,15 +263,18 @@ def _head(module: Backbone, asked: Tensor) -> Logits:
     return lambda part: module.head(asked[part])
 
 
-def chain(module: Any, *, cfg: float = 0.0, cache: str | None = None, shift: bool = False) -> Opens:
+def ours(module: nn.Module | Backbone) -> TypeIs[Backbone]:
+    return all(hasattr(module, name) for name in ("hidden", "head", "shifted"))
+
+
+def chain(module: nn.Module | Backbone, *, cfg: float = 0.0, cache: str | None = None, shift: bool = False) -> Opens:
     """The denoiser a user asked for, as a chain of wrappers; its repr is part of what identifies a run."""
-    ours = all(hasattr(module, name) for name in ("hidden", "head", "shifted"))
     if cache not in (None, "none", "prefix", "dual", "prefix-lm"):
         raise UserError(f"the cache is none, prefix, dual or prefix-lm, not {cache!r}")
     if cache in ("prefix", "dual", "prefix-lm"):
-        if not ours:
+        if not ours(module):
             raise UserError("a K/V cache needs a model that unmask loads itself; use cache=None with a wrapped module")
         denoiser: Opens = PrefixLM(module) if cache == "prefix-lm" else Cached(module, dual=cache == "dual")
     else:
-        denoiser = Plain(module) if ours else Foreign(module, shift)
+        denoiser = Plain(module) if ours(module) else Foreign(module, shift)
     return Guided(denoiser, cfg) if cfg else denoiser

@@ -81,8 +81,8 @@ class DreamLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = DreamMLP(config)
 
-    def forward(self, x: Tensor, *where: Any) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), *where)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, valid: Tensor | None, start: int, kv: KV | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, valid, start, kv)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from unmask.errors import UserError
 
 
-def count(lines: Iterable[str], tokens: Any) -> dict[str, Any]:
+def count(lines: Iterable[str], tokens: Callable[[str], list[int]]) -> dict[str, Any]:
     """{"num_token": N, "p_baseline_dict": {id: count}} over the lines; `tokens` turns text into ids."""
     counts: Counter[int] = Counter()
     for line in lines:

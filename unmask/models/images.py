@@ -13,19 +13,24 @@ import zipfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from unmask.errors import UserError
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+Stored: TypeAlias = "str | Path | bytes | dict[str, Any]"  # as data holds a picture; a dict is a Hub row's
+Picture: TypeAlias = "Stored | IO[bytes] | Image.Image"  # as a caller may have it: whatever `opened` opens
 SUFFIXES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff"}
 LARGE = 4096
 GREY = (127, 127, 127)  # 255 times SigLIP's mean, as the published code rounds it
 
 
-def opened(source: Any) -> Any:
+def opened(source: Picture) -> Image.Image:
     """An RGB Pillow image, from a path, bytes, a data: URL, a Hub row's {"bytes": ...} or Pillow's own.
 
     It is turned upright by its EXIF tag. Transparency is dropped, not blended: the published code does the same.
@@ -34,9 +39,7 @@ def opened(source: Any) -> Any:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise UserError('pictures need Pillow: pip install "unmask[vision]"') from None
-    if isinstance(source, dict):
-        source = source.get("bytes") or source.get("path")
-    name, content = _content(source)
+    name, content = _content((source.get("bytes") or source.get("path")) if isinstance(source, dict) else source)
     try:
         image = content if isinstance(content, Image.Image) else Image.open(content)
         image.load()
@@ -53,7 +56,7 @@ def opened(source: Any) -> Any:
         raise UserError(f"{name} is no picture that can be read{why}; give a PNG, JPEG, GIF or WebP file") from None
 
 
-def _content(source: Any) -> tuple[str, Any]:
+def _content(source: str | Path | bytes | IO[bytes] | Image.Image | None) -> tuple[str, Path | IO[bytes] | Image.Image]:
     """What to call it in a message, and what to open."""
     if isinstance(source, (bytes, bytearray)):
         return f"the picture of {len(source)} bytes", io.BytesIO(source)
@@ -76,7 +79,7 @@ def _content(source: Any) -> tuple[str, Any]:
     return "the picture", source
 
 
-def found(source: Any, root: Path | None) -> Any:
+def found(source: Stored, root: Path | None) -> Stored:
     """A row's picture: bytes as they are; a name looked up beside the rows, in folders there and in zips there."""
     if not isinstance(source, (str, Path)) or str(source).startswith("data:") or root is None:
         return source
@@ -121,7 +124,7 @@ def best_grid(size: tuple[int, int], grids: Sequence[tuple[int, int]]) -> tuple[
     return max(grids, key=shown)
 
 
-def fitted(image: Any, grid: tuple[int, int]) -> Any:
+def fitted(image: Image.Image, grid: tuple[int, int]) -> Image.Image:
     """The picture as large as the grid holds it, centred on black."""
     from PIL import Image
 
@@ -135,19 +138,20 @@ def fitted(image: Any, grid: tuple[int, int]) -> Any:
     return canvas
 
 
-def squared(image: Any) -> Any:
+def squared(image: Image.Image) -> Image.Image:
     """The picture centred on a grey square; above 4,096 pixels a side it is scaled down first, as the square must fit in memory."""
     from PIL import Image
 
     if max(image.size) > LARGE:
-        image = image.resize(tuple(max(1, round(n * LARGE / max(image.size))) for n in image.size))
+        width, height = (max(1, round(n * LARGE / max(image.size))) for n in image.size)
+        image = image.resize((width, height))
     side = max(image.size)
     canvas = Image.new("RGB", (side, side), GREY)
     canvas.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
     return canvas
 
 
-def views(image: Any, side: int, grids: Sequence[tuple[int, int]] | None) -> Tensor:
+def views(image: Image.Image, side: int, grids: Sequence[tuple[int, int]] | None) -> Tensor:
     """(views, 3, S, S) in [-1, 1]: the whole picture, then the tiles of its best grid row by row; without grids the
     picture alone, padded to a square."""
     if grids is None:
@@ -161,7 +165,7 @@ def views(image: Any, side: int, grids: Sequence[tuple[int, int]] | None) -> Ten
     return torch.stack([pixels(view) for view in (image.resize((side, side)), *tiles)])
 
 
-def pixels(image: Any) -> Tensor:
+def pixels(image: Image.Image) -> Tensor:
     """(3, H, W): x / 255 rounded to float32, then (x - 0.5) / 0.5, in the published order."""
     import numpy
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,12 @@ from torch import Tensor, nn
 
 from unmask.errors import UserError
 from unmask.models import images as pictures
-from unmask.models.denoisers import chain
+from unmask.models.denoisers import Opens, chain
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
 from unmask.models.model import Messages, Model
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 IMAGE = -200  # the published placeholder
 SYSTEM = (
@@ -56,7 +59,7 @@ class LaViDaConfig(LLaDAConfig):
     }  # fmt: skip
 
     @classmethod
-    def get_config_dict(cls, path: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # type: ignore[override]
+    def get_config_dict(cls, path: str | Path, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # type: ignore[override]
         config, rest = super().get_config_dict(path, **kwargs)
         beside = Path(path) / "vision_config.json"
         if not config.get("vision_config") and beside.is_file():
@@ -134,7 +137,7 @@ class LlavaLladaForMaskedDiffusion(LLaDAModelLM):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, path: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:  # type: ignore[override]
+    def from_pretrained(cls, path: str | Path, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:  # type: ignore[override]
         """As transformers does it; the embedding has the rows the file has (126,464, or 126,349 after the published
         loader's resize), and a tower the checkpoint does not hold is SigLIP's own."""
         config = options.pop("config", None) or cls.config_class.from_pretrained(path)
@@ -187,7 +190,7 @@ class LlavaLladaForMaskedDiffusion(LLaDAModelLM):
         grid = projected.unflatten(1, (n, n)).permute(0, 3, 1, 2)
         return F.interpolate(grid, size=(m, m), mode="bilinear").flatten(2).transpose(1, 2)
 
-    def see(self, image: Any) -> Tensor:
+    def see(self, image: Image) -> Tensor:
         """(N, d): an RGB Pillow image as tokens: the whole picture, then its rows in tiles, each ending in a newline."""
         config, m = self.config, self.config.pooled
         seen = self.pool(self.project(self.features(pictures.views(image, config.side, config.grids))))
@@ -212,7 +215,7 @@ class Seeing:
     shifted = False
     rowwise = False  # which picture belongs to which row is known by counting, so every row is run
 
-    def __init__(self, module: LlavaLladaForMaskedDiffusion, images: Sequence[Any] = (), columns: int | None = None):
+    def __init__(self, module: LlavaLladaForMaskedDiffusion, images: Sequence[Image] = (), columns: int | None = None):
         self.module, self.images, self.columns = module, images, columns
 
     @cached_property
@@ -232,8 +235,10 @@ class Seeing:
 class VisionModel(Model):
     """A Model whose prompts may hold pictures: `<image>` in the text says where, else they come first."""
 
+    module: LlavaLladaForMaskedDiffusion
+
     def encode(
-        self, prompt: str | Messages, system: str | None = None, raw: bool = False, images: Sequence[Any] = ()
+        self, prompt: str | Messages, system: str | None = None, raw: bool = False, images: Sequence[Image] = ()
     ) -> list[int]:
         """Ids in which a picture takes as many IMAGE as it has tokens; LaViDa's system prompt unless one is given."""
         if system is None and self.chats and not raw and (isinstance(prompt, str) or prompt[0].get("role") != "system"):
@@ -248,12 +253,12 @@ class VisionModel(Model):
             more = self.tokens(piece)
             # The published tokenisation takes every later piece to begin with bos and drops its first token, which is
             # the line break after <image>. So do we, unless that would eat a word.
-            if begun and more and not self.tokenizer.decode(more[:1]).strip():
+            if begun and more and not str(self.tokenizer.decode(more[:1])).strip():
                 more = more[1:]
             ids += [IMAGE] * self.module.config.tokens(image.size) + more
         return ids
 
-    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Any:
+    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Image] = ()) -> Opens:
         """`images`: those of every row, one row after the other. If no cache is named: the published prefix mode."""
         columns = max(len(self.tokenizer), self.vocab.mask_id + 1)
         return chain(Seeing(self.module, images, columns), cfg=cfg, cache=cache or "prefix-lm")
@@ -272,7 +277,7 @@ def _placed(prompt: str | Messages, count: int) -> str | Messages:
     return messages
 
 
-def stored_rows(path: Any) -> int | None:
+def stored_rows(path: str | Path) -> int | None:
     """Rows of the embedding as it lies in a checkpoint's safetensors, without reading it."""
     from safetensors import safe_open
 

@@ -17,8 +17,12 @@ class Backbone(Protocol):
 
     shifted: bool  # position i predicts token i + 1 (Dream), not token i (LLaDA)
 
-    def hidden(self, ids: Tensor, valid: Tensor, start: int = 0, kv: KV | None = None) -> Tensor:
-        """(B, T, d) of ids (B, T) at slots start .. start + T; `valid` hides left padding; `kv` keeps keys and values."""
+    def hidden(
+        self, ids: Tensor, valid: Tensor | None = None, *, start: int = 0, kv: KV | None = None,
+        positions: Tensor | None = None, sees: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(B, T, d) of ids (B, T) at slots start .. start + T, or at `positions` (B, T); `valid` (B, N) hides left padding from
+        all, `sees` (B, T, N) hides keys from each query its own; `kv` keeps keys and values."""
         ...
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils import logging
 
 from unmask.decoding.canvas import Vocab
 from unmask.errors import UserError
 from unmask.files import read_json
 from unmask.models.model import Model, newlines
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    from unmask.models.dream import DreamModel
+    from unmask.models.llada import LLaDAModelLM
+
+Ours: TypeAlias = "LLaDAModelLM | DreamModel"  # the modules of ours; LaViDa's is a LLaDA
 
 # architecture in config.json -> where its class is
 ARCHITECTURES = {
@@ -31,8 +40,8 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     adapter: str | Path | None = None,
-    quantize: str | Any = None,
-    device_map: Any = None,
+    quantize: str | QuantizationConfigMixin | None = None,
+    device_map: str | dict[str, str | int | torch.device] | None = None,
     revision: str | None = None,
     frequencies: str | Path | None = None,
 ) -> Model:
@@ -62,7 +71,7 @@ def load(
     if adapter is not None:
         _adapt(module, adapter)
     if device_map is None:
-        module = module.to(device)
+        cast(nn.Module, module).to(device)  # in place; what transformers puts around `to` has no signature
     tokenizer = tokenizer_of(where, config)
     module.eval().requires_grad_(False)
     size, mask = module.get_input_embeddings().num_embeddings, module.config.mask_token_id
@@ -83,7 +92,7 @@ def read_config(where: Path) -> dict[str, Any]:
     return config
 
 
-def check_device(device: Any, dtype: Any) -> None:
+def check_device(device: str | torch.device | None, dtype: str | torch.dtype | None) -> None:
     """Refuse a device that is not there, and a dtype that does not exist."""
     try:
         kind = torch.device(device).type if device is not None else "cpu"
@@ -93,7 +102,7 @@ def check_device(device: Any, dtype: Any) -> None:
         raise UserError(f"there is no device {str(device)!r}; it is cpu, cuda, cuda:1 or mps")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("this torch finds no CUDA device; use device cpu, or install a torch built for CUDA")
-    if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+    if kind == "cuda" and (torch.device(str(device)).index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"there is no device {str(device)!r}; this machine has {torch.cuda.device_count()} CUDA devices, from cuda:0 on"
         )
@@ -127,7 +136,7 @@ def located(name: str, revision: str | None) -> Path:
         ) from error
 
 
-def architecture(config: dict[str, Any], name: str | Path) -> Any:
+def architecture(config: dict[str, Any], name: str | Path) -> type[Ours]:
     from importlib import import_module
 
     for architecture in config.get("architectures") or []:
@@ -141,13 +150,13 @@ def architecture(config: dict[str, Any], name: str | Path) -> Any:
     )
 
 
-def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
+def _weights(cls: type[Ours], where: Path, options: dict[str, Any]) -> Ours:
     if not list(where.glob("*.safetensors")):
         raise UserError(f"{where} has no .safetensors weights; download the model's files again")
     loud = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)  # what does not fit is said below, in one line
     try:
-        module, info = cls.from_pretrained(
+        loaded: Any = cls.from_pretrained(
             where, output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True, **options
         )
     except UserError:
@@ -168,6 +177,7 @@ def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
         raise UserError(f"the weights in {where} do not fit its config.json: {(shapes or lines)[0]:.300}") from error
     finally:
         logging.set_verbosity(loud)
+    module, info = loaded
     wrong = [str(m[0] if isinstance(m, tuple) else m) for m in info.get("mismatched_keys") or []]
     kinds = {
         "mis-shaped": wrong,
@@ -183,7 +193,7 @@ def _weights(cls: Any, where: Path, options: dict[str, Any]) -> Any:
     return module
 
 
-def tokenizer_of(where: Path, config: dict[str, Any]) -> Any:
+def tokenizer_of(where: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase:
     import transformers
 
     # Dream's tokenizer class is remote code around Qwen2's.
@@ -200,7 +210,7 @@ def tokenizer_of(where: Path, config: dict[str, Any]) -> Any:
         ) from error
 
 
-def _ends(config: Any, tokenizer: Any) -> tuple[int, ...]:
+def _ends(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """End-of-text ids, the paper's ∅ first; then ends of a turn, and the padding cycle of a rainbow-trained model."""
     eos = config.eos_token_id
     ids = [*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id, config.pad_token_id]
@@ -210,7 +220,7 @@ def _ends(config: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
-def _frequencies(where: Path, given: str | Path | None, module: Any) -> Tensor | None:
+def _frequencies(where: Path, given: str | Path | None, module: Ours) -> Tensor | None:
     from unmask.models.frequencies import read
 
     file = Path(given) if given else where / "frequencies.json"
@@ -219,7 +229,7 @@ def _frequencies(where: Path, given: str | Path | None, module: Any) -> Tensor |
     return read(file, module.get_input_embeddings().num_embeddings)
 
 
-def _adapt(module: Any, adapter: str | Path) -> None:
+def _adapt(module: Ours, adapter: str | Path) -> None:
     if not (Path(adapter) / "adapter_config.json").is_file():
         raise UserError(f"{adapter} has no adapter_config.json: it is not a PEFT adapter directory")
     try:
@@ -228,7 +238,7 @@ def _adapt(module: Any, adapter: str | Path) -> None:
         raise UserError('an adapter needs peft: pip install "unmask[lora]"') from error
 
 
-def _quantisation(quantize: Any) -> Any:
+def _quantisation(quantize: str | QuantizationConfigMixin) -> QuantizationConfigMixin:
     if not isinstance(quantize, str):
         return quantize
     if quantize not in ("int8", "int4"):

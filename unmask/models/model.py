@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.decoding.canvas import Canvas, Vocab
 from unmask.decoding.reading import Denoiser
 from unmask.errors import UserError
 from unmask.models.denoisers import Opens, chain
 from unmask.plugins import code_hash
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedTokenizerBase
 
 Messages = Sequence[dict[str, str]]
 ROLES = ("system", "user", "assistant")
@@ -25,8 +29,8 @@ ROLES = ("system", "user", "assistant")
 @dataclass(frozen=True)
 class Model:
     name: str
-    module: Any = field(repr=False)
-    tokenizer: Any = field(repr=False)
+    module: nn.Module = field(repr=False)  # a Backbone, or any that was wrapped
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
     vocab: Vocab
     shift: bool = False  # of a wrapped module; ours know their own
     path: Path | None = field(default=None, repr=False)  # the checkpoint's directory, if it has one
@@ -53,7 +57,7 @@ class Model:
         return getattr(getattr(self.module, "config", None), "response_length", 256)
 
     def encode(
-        self, prompt: str | Messages, system: str | None = None, raw: bool = False, images: Sequence[Any] = ()
+        self, prompt: str | Messages, system: str | None = None, raw: bool = False, images: Sequence[Image] = ()
     ) -> list[int]:
         """A prompt, or the messages of a conversation, as ids that end where the response begins; bos comes once."""
         if images:
@@ -88,7 +92,7 @@ class Model:
         if system:
             messages = [{"role": "system", "content": whole_text(system)}, *messages]
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template is a program: whatever it does, the model's files are at fault
             why = f"{type(error).__name__}: {error}"
             raise UserError(f"the chat template of {self.name} fails ({why:.120}); mend it, or pass --raw") from error
@@ -101,13 +105,13 @@ class Model:
         """Text without end-of-text and mask tokens; what follows an end-of-text token is kept."""
         drop = {self.vocab.mask_id, *self.vocab.eot_ids}
         kept = [i for i in (ids.tolist() if isinstance(ids, Tensor) else ids) if i not in drop]
-        return self.tokenizer.decode(kept, skip_special_tokens=True)
+        return str(self.tokenizer.decode(kept, skip_special_tokens=True))
 
-    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Any] = ()) -> Opens:
+    def denoiser(self, cfg: float = 0.0, cache: str | None = None, images: Sequence[Image] = ()) -> Opens:
         """What predicts. `images`: the pictures of every row that has any, one row after the other, as Pillow images."""
         return chain(self.module, cfg=cfg, cache=cache, shift=self.shift)
 
-    def begin(self, canvas: Canvas, images: Sequence[Any] = ()) -> Denoiser:
+    def begin(self, canvas: Canvas, images: Sequence[Image] = ()) -> Denoiser:
         return self.denoiser(images=images).begin(canvas)
 
     @cached_property
@@ -133,14 +137,14 @@ class Model:
         return digest.hexdigest()
 
 
-def _bytes(value: Any) -> Any:
+def _bytes(value: object) -> bytes | memoryview:
     """All of a tensor's numbers as they are; a module may keep other state, too."""
     if not isinstance(value, Tensor):
         return repr(value).encode()
-    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def whole_text(text: Any) -> str:
+def whole_text(text: object) -> str:
     """Text that can be encoded: a string without half a character in it."""
     if not isinstance(text, str):
         raise UserError(f"text is a string, not {text!r:.60}")
@@ -153,15 +157,15 @@ def whole_text(text: Any) -> str:
     return text
 
 
-def newlines(tokenizer: Any) -> tuple[int, ...]:
+def newlines(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The token that ends a line, if the tokenizer has one."""
     ids = tokenizer("\n", add_special_tokens=False)["input_ids"] if callable(tokenizer) else []
     return tuple(ids) if len(ids) == 1 and ids[0] != getattr(tokenizer, "unk_token_id", None) else ()
 
 
 def wrap(
-    module: Any,
-    tokenizer: Any,
+    module: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     mask_id: int,
     eot_ids: Sequence[int] = (),

@@ -9,13 +9,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from unmask.decoding.algorithm import SuffixAnchor
 from unmask.errors import UserError
 from unmask.evaluation.significance import wilson
 from unmask.files import make_folder, write_whole
-from unmask.models.loading import BUNDLED
+from unmask.models.loading import BUNDLED, Ours
 from unmask.models.model import Model
 from unmask.paper.experiments import ALL, EXPERIMENTS, SACM, Experiment, matches
 from unmask.paper.fronts import FRONTS
@@ -103,7 +103,8 @@ def probes(model: Model, out: Path, split: str, count: int) -> dict[str, dict[st
     if not file.is_file():
         rows = {"tuning": "validation"}.get(split, split)
         make_folder(out)
-        write_whole(file, probe(model.module, model.tokenizer, list(toy.WORLDS), rows, count, model.length))
+        module = cast("Ours", model.module)
+        write_whole(file, probe(module, model.tokenizer, list(toy.WORLDS), rows, count, model.length))
     return json.loads(file.read_text())
 
 

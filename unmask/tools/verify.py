@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -20,6 +20,7 @@ from unmask import __version__
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
 from unmask.generation import generate
+from unmask.models.loading import Ours
 from unmask.models.model import Model
 
 QUESTION = "A baker makes 12 rolls an hour and works for 7 hours. He sells all but 9. How many rolls does he sell?"
@@ -76,7 +77,7 @@ def tokenizer(model: Model) -> dict[str, Any]:
     ids = model.encode(QUESTION)
     bos = model.tokenizer.bos_token_id
     special = [model.vocab.mask_id, *model.vocab.eot_ids]
-    rows = model.module.get_input_embeddings().num_embeddings
+    rows = cast("Ours", model.module).get_input_embeddings().num_embeddings
     checks = {
         "round_trip": model.text(model.tokens(QUESTION)).strip() == QUESTION,
         "ids_in_range": max([*ids, *special]) < rows,

@@ -19,6 +19,8 @@ from unmask.files import read_rows
 from unmask.tasks import toy
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from unmask.training.train import Recipe
 
 UNKNOWN = 0.05  # the share of unknown tokens above which training is refused
@@ -35,12 +37,14 @@ class Batch:
     weight: Tensor  # (B, 1): 1 / t
     length: int  # L
 
-    def to(self, device: Any) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **moved)
 
 
-def encode(tokenizer: Any, rows: Pairs, length: int, padding: list[int]) -> tuple[list[list[int]], list[list[int]]]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, rows: Pairs, length: int, padding: list[int]
+) -> tuple[list[list[int]], list[list[int]]]:
     """Prompt ids, and response ids padded to L."""
     if getattr(tokenizer, "chat_template", None):
         asked = [
@@ -90,7 +94,7 @@ def read(file: str | Path) -> list[tuple[str, str, str]]:
 
 def jsonl(
     file: str | Path,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     recipe: Recipe,
     mask_id: int = -1,
     context: int | None = None,
@@ -152,7 +156,7 @@ def toys(worlds: list[str], recipe: Recipe) -> Source:
     return lambda step, done: toy.examples(worlds, recipe.seed, step, done, recipe.batch, recipe.length)
 
 
-def paddings(tokenizer: Any, kind: str) -> list[int]:
+def paddings(tokenizer: PreTrainedTokenizerBase, kind: str) -> list[int]:
     """The end-of-text id, and for rainbow padding the cycle that follows it."""
     if kind == "eot":
         return [tokenizer.eos_token_id]

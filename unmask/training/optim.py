@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from unmask.training.train import Recipe
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is replaced by the nearest orthogonal matrix (Newton-Schulz, 5 iterations, in float32)."""
 
-    def __init__(self, params: Any, lr: float, momentum: float = 0.9):
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.9):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
@@ -45,7 +46,7 @@ def orthogonal(g: Tensor, iterations: int = 5) -> Tensor:
     return (x.mT if tall else x).to(g.dtype)
 
 
-def optimizers(module: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimizers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for the rest (and for adapters)."""
     hidden: list[Tensor] = []
     rest: list[Tensor] = []

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from unmask.tasks import toy
 
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+    from unmask.models.layers import Backbone
+    from unmask.models.loading import Ours
+
 PROBES = ("copied", "first", "later", "chain", "anchored", "direct", "glance")
 
 
 def probe(
-    module: Any,
-    tokenizer: Any,
+    module: Ours,
+    tokenizer: PreTrainedTokenizerBase,
     worlds: Sequence[str],
     split: str,
     count: int,
@@ -37,10 +43,8 @@ def probe(
     mask, found = module.config.mask_token_id, {}
     for world in worlds:
         asked = toy.questions(world, split, count)
-        prompts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=True)["input_ids"]
-            for q in asked
-        ]
+        chats = [tokenizer.apply_chat_template([{"role": "user", "content": q.prompt}], tokenize=True) for q in asked]
+        prompts = [cast("BatchEncoding", chat)["input_ids"] for chat in chats]
         answers = [tokenizer.get_vocab()[answer] for answer in toy.WORLDS[world].answers]
         found[world] = {
             kind: _right(module, tokenizer, prompts, [_partial(q, kind, length) for q in asked], length, mask,
@@ -84,8 +88,8 @@ def _partial(question: toy.Question, kind: str, length: int) -> tuple[dict[int, 
 
 @torch.no_grad()
 def _right(
-    module: Any,
-    tokenizer: Any,
+    module: Backbone,
+    tokenizer: PreTrainedTokenizerBase,
     prompts: list[list[int]],
     partial: list[tuple[dict[int, str], int, str]],
     length: int,

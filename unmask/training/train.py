@@ -15,22 +15,27 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils import logging
 
 from unmask.errors import UserError, finite, whole
 from unmask.files import make_folder, write_text, write_whole
 from unmask.models.frequencies import count
-from unmask.models.loading import BUNDLED, architecture, load, read_config, tokenizer_of
+from unmask.models.loading import BUNDLED, Ours, architecture, load, read_config, tokenizer_of
 from unmask.progress import Bar
 from unmask.tasks import toy
 from unmask.training.data import Batch, Source, encode, jsonl, masked_batch, paddings, read, toys
 from unmask.training.optim import Muon, optimizers
 from unmask.training.probe import probe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from unmask.models.layers import Backbone
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Recipe:
         return min(1.0, (step + 1) / max(1, self.warmup), rest)
 
 
-def loss_of(module: Any, batch: Batch) -> Tensor:
+def loss_of(module: Backbone, batch: Batch) -> Tensor:
     """The sum over masked slots of cross-entropy / t, divided by the number of response tokens."""
     hidden = module.hidden(batch.ids, batch.valid)
     rows, slots = batch.masked.nonzero(as_tuple=True)
@@ -69,7 +74,7 @@ def loss_of(module: Any, batch: Batch) -> Tensor:
     return (each * batch.weight[rows, 0]).sum() / (batch.length * len(batch.ids))
 
 
-def initialise(module: Any, seed: int) -> None:
+def initialise(module: nn.Module, seed: int) -> None:
     """Small embeddings, and zero output projections and head: the model begins as a uniform guess, every block as the identity."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in module.named_parameters():
@@ -101,8 +106,8 @@ def save(state: dict[str, Any], file: Path) -> None:
 
 
 def train(
-    module: Any, tokenizer: Any, source: Source, recipe: Recipe, out: Path, *,
-    identity: str = "", probe: Callable[[Any], dict[str, Any]] | None = None, probe_every: int = 500,
+    module: Ours, tokenizer: PreTrainedTokenizerBase, source: Source, recipe: Recipe, out: Path, *,
+    identity: str = "", probe: Callable[[Ours], dict[str, Any]] | None = None, probe_every: int = 500,
     save_every: float = 60.0, report: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train in place, resuming from out/training.pt where it belongs to the same run. Returns the log, one record per report."""
@@ -173,7 +178,7 @@ def train(
     return log
 
 
-def fresh(config: str | Path, seed: int) -> tuple[Any, Any]:
+def fresh(config: str | Path, seed: int) -> tuple[Ours, PreTrainedTokenizerBase]:
     """A model with random weights and its tokenizer, from a directory (or the name of a bundled model) with both configs."""
     where = next((p for p in (BUNDLED / str(config), Path(config)) if (p / "config.json").is_file()), None)
     if where is None:
@@ -181,13 +186,14 @@ def fresh(config: str | Path, seed: int) -> tuple[Any, Any]:
             f"there is no config.json in {config}: a model from nothing needs a directory with it and a tokenizer"
         )
     fields = read_config(where)
-    cls, tokenizer = architecture(fields, config), tokenizer_of(where, fields)
+    cls: Any = architecture(fields, config)
+    tokenizer = tokenizer_of(where, fields)
     module = cls(cls.config_class(**{k: v for k, v in fields.items() if k != "rainbow_ids"}))
     initialise(module, seed)
     return module.float(), tokenizer
 
 
-def new(texts: list[str], vocab: int, recipe: Recipe) -> tuple[Any, Any]:
+def new(texts: list[str], vocab: int, recipe: Recipe) -> tuple[Ours, PreTrainedTokenizerBase]:
     """A model as small as the bundled one, with random weights, and a byte-level BPE tokenizer made from the texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -210,13 +216,13 @@ def new(texts: list[str], vocab: int, recipe: Recipe) -> tuple[Any, Any]:
     tokenizer.chat_template = toy.CHAT_TEMPLATE
     fields = read_config(BUNDLED / "tiny")
     ids = {"mask_token_id": special.index("<|mdm_mask|>"), "eos_token_id": 1, "pad_token_id": 1}
-    cls = architecture(fields, "new")
+    cls: Any = architecture(fields, "new")
     module = cls(cls.config_class(**{**fields, **ids, "vocab_size": len(tokenizer), "embedding_size": len(tokenizer)}))
     initialise(module, recipe.seed)
     return module.float(), tokenizer
 
 
-def adapt(module: Any, rank: int, seed: int) -> None:
+def adapt(module: Ours, rank: int, seed: int) -> None:
     """LoRA on every linear layer of the blocks."""
     try:
         from peft import LoraConfig
@@ -235,7 +241,7 @@ def adapt(module: Any, rank: int, seed: int) -> None:
     )
 
 
-def digest(module: Any) -> str:
+def digest(module: nn.Module) -> str:
     """A digest of the weights a run begins with."""
     found = hashlib.sha256()
     for name, value in module.state_dict().items():
@@ -244,8 +250,8 @@ def digest(module: Any) -> str:
 
 
 def export(
-    module: Any,
-    tokenizer: Any,
+    module: Ours,
+    tokenizer: PreTrainedTokenizerBase,
     recipe: Recipe,
     out: Path,
     dtype: torch.dtype | None = None,
@@ -260,7 +266,7 @@ def export(
     weights = {name: value.to(dtype) for name, value in module.state_dict().items()} if dtype else None
     if dtype:
         module.config.dtype = dtype
-    module.save_pretrained(out, **({"state_dict": weights} if weights else {}))
+    module.save_pretrained(out, state_dict=weights)
     tokenizer.save_pretrained(out)
     if texts:
         counted = count(texts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -322,9 +328,9 @@ def start(
         module, tokenizer = fresh(config, recipe.seed)
     else:
         loaded = load(str(model), device=device)
-        module, tokenizer = loaded.module, loaded.tokenizer
+        module, tokenizer = cast("Ours", loaded.module), loaded.tokenizer
     if device:
-        module = module.to(device)
+        cast(nn.Module, module).to(device)  # in place
     if lora:
         adapt(module, lora, recipe.seed)
     else:
