@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING
 
 from unmask.cli.options import (
     DECODING,
@@ -36,6 +36,12 @@ from unmask.cli.options import (
 from unmask.errors import UserError
 from unmask.files import write_text
 from unmask.progress import Bar, track
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from unmask.decoding.algorithm import Watch
+    from unmask.generation import Generation
 
 PROMPT = option("prompt", nargs="?", metavar="PROMPT", help='the prompt; "-" reads it from standard input')
 
@@ -102,7 +108,7 @@ def generate(args: argparse.Namespace) -> None:
         return
     stream = Stream(model, sys.stdout, how.stop) if args.stream and total == 1 and not args.json else None
     screen = Screen([name], model) if live else None
-    watch: list[Any] = [stream] if stream else screen.columns if screen else []
+    watch: Sequence[Watch] = [stream] if stream else screen.columns if screen else []
     made = generations(model, [asked(row) for row in rows], strategy, how, images=pictures, watch=watch)
     if screen:
         with screen:
@@ -150,7 +156,7 @@ def compare(args: argparse.Namespace) -> None:
         raise UserError("compare takes one prompt; `unmask generate --prompts` takes many")
     found, how, live = strategies(methods_of(names(args.methods)), settings(args)), decoding(args), watched(args, 1)
     pictures, model = images(args, [row]), load(args)
-    made: dict[str, Any] = {}
+    made: dict[str, Generation] = {}
     with Screen(list(found), model) if live else nullcontext() as screen:
         for i, (name, strategy) in enumerate(found.items()):
             watch = [screen.columns[i]] if screen else []

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from unmask.decoding.algorithm import Strategy
     from unmask.evaluation.evaluate import Pool
     from unmask.evaluation.recipe import Options
-    from unmask.generation import Decoding
+    from unmask.generation import Decoding, Prompt
+    from unmask.models.images import Picture
     from unmask.models.model import Model
     from unmask.tasks import Task
 
 Command = Callable[[argparse.Namespace], None]
+Adds = Callable[[argparse.ArgumentParser], object]  # one or more options to a parser
 COMMANDS: dict[str, tuple[Command, Callable[[argparse.ArgumentParser], None], str, str]] = {}
 
 
-def command(name: str, summary: str, examples: str, *arguments: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def command(name: str, summary: str, examples: str, *arguments: Adds) -> Callable[[Command], Command]:
     """Register a command: its help begins with lines to type. `arguments` are functions that add options to a parser."""
 
     def register(run: Command) -> Command:
@@ -41,11 +43,11 @@ def command(name: str, summary: str, examples: str, *arguments: Callable[[Any], 
     return register
 
 
-def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+def option(*names: str, **settings: Any) -> Adds:
     return lambda parser: parser.add_argument(*names, **settings)
 
 
-def together(*arguments: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def together(*arguments: Adds) -> Adds:
     """Several options as one."""
     return lambda parser: [argument(parser) for argument in arguments]
 
@@ -158,7 +160,7 @@ def evaluating(args: argparse.Namespace) -> Options:
     return Options(**_given(args, Options), unisolated=args.unisolated_code, model_options=model_options)
 
 
-def _given(args: argparse.Namespace, record: Any) -> dict[str, Any]:
+def _given(args: argparse.Namespace, record: type[Decoding]) -> dict[str, Any]:
     return {f.name: getattr(args, f.name) for f in fields(record) if hasattr(args, f.name)}
 
 
@@ -261,12 +263,12 @@ def prompts(text: str | None, file: str | None) -> list[dict[str, Any]]:
     return found
 
 
-def asked(row: Mapping[str, Any]) -> Any:
+def asked(row: Mapping[str, Any]) -> Prompt:
     """The prompt of a row: its messages, or its text."""
     return row.get("messages") or row["prompt"]
 
 
-def images(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[list[Any]]:
+def images(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[list[Picture]]:
     """The images of every row: those of the command line, then its own ("image": a path or a list of them)."""
     if args.image:  # what is not an image is refused before a model is loaded
         from unmask.models.images import opened

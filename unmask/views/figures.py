@@ -316,7 +316,7 @@ def _point(record: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def _curve(
-    axis: Axes, index: int, points: Sequence[tuple[Any, Mapping[str, Any]]], label: str = "", **style: Any
+    axis: Axes, index: int, points: Sequence[tuple[float, Mapping[str, Any]]], label: str = "", **style: Any
 ) -> None:
     points = sorted(points, key=lambda point: point[0])
     y = [_point(record) for _, record in points]

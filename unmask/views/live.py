@@ -9,13 +9,19 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unmask.decoding.step import Step
+    from unmask.models.model import Model
 
 RAMP = ("#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b")
 SHADES = [Style(color="#000000" if i < 5 else "#ffffff", bgcolor=back) for i, back in enumerate(RAMP)]
@@ -37,14 +43,14 @@ def boxed(text: str) -> str:
 class Column:
     """Watches one decode (its first row) and draws it."""
 
-    def __init__(self, name: str, model: Any):
+    def __init__(self, name: str, model: Model):
         self.name, self.model, self.note = name, model, "waiting"
         self.ids: list[int] = []
         self.when: list[int] = []  # the iteration that committed each slot, -1 for none
         self.anchors: list[bool] = []
         self.step, self.total, self.shown = 0, 1, lambda: None
 
-    def __call__(self, step: Any, score: Any, chosen: Any) -> None:
+    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
         canvas = step.canvas
         self.step += 1
         self.ids = step.seen.token.where(chosen, canvas.response)[0].tolist()
@@ -68,7 +74,7 @@ class Column:
                 close = False
                 continue
             tight = token in vocab.eot_ids[:1]
-            piece = "∅" if tight else boxed(self.model.tokenizer.decode([token]))
+            piece = "∅" if tight else boxed(str(self.model.tokenizer.decode([token])))
             if anchor:
                 first = slot == 0 or not self.anchors[slot - 1]
                 last = slot + 1 == len(self.ids) or not self.anchors[slot + 1]
@@ -126,7 +132,7 @@ class View:
 class Screen:
     """`with Screen(["sacm"], model) as screen: generate(..., watch=screen.columns)`. Draws only on a terminal."""
 
-    def __init__(self, names: list[str], model: Any, console: Console | None = None):
+    def __init__(self, names: list[str], model: Model, console: Console | None = None):
         self.console = console or Console(file=sys.stdout)
         self.columns = [Column(name, model) for name in names]
         self.active = self.console.is_terminal and not self.console.is_dumb_terminal
@@ -140,7 +146,7 @@ class Screen:
             self.live.start()
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.active:
             self.live.stop()
             if error is None:
@@ -152,6 +158,6 @@ class Screen:
         self.drawn = time.monotonic()
 
 
-def _budget(step: Any) -> int:
+def _budget(step: Step) -> int:
     """T, from what this window was given of it."""
     return round(step.steps * step.canvas.length / (step.window.stop - step.window.start))

@@ -13,16 +13,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask import __version__
 from unmask.decoding.algorithm import Strategy
 from unmask.errors import UserError
 from unmask.evaluation.evaluate import decoding_for, picture
 from unmask.files import write_bytes
-from unmask.generation import Decoding, Prompt, generations
+from unmask.generation import Decoding, Images, Prompt, generations
 from unmask.models.model import Model
 from unmask.tasks import Rows, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unmask.decoding.canvas import Canvas
+    from unmask.decoding.reading import Draws
+    from unmask.decoding.step import Step
 
 FORMAT, VERSION = "unmask-trace", 1
 LONGEST = 1_000_000  # tokens of a response: a file that says more is damaged
@@ -41,7 +48,7 @@ class Trace:
         self.decodes: list[_Decode] = []
         self.clock = time.perf_counter()
 
-    def __call__(self, step: Any, score: Any, chosen: Any) -> None:
+    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
         if not self.decodes or self.decodes[-1].draws is not step.draws:  # each decode has its own random draws
             self.decodes.append(_Decode(step.draws, step.strategy, step.canvas))
         decode, now, seen = self.decodes[-1], time.perf_counter(), step.seen
@@ -57,7 +64,7 @@ class Trace:
             ids, p = decode.top or (seen.top_ids, seen.top_p)
             decode.top = seen.top_ids.where(here, ids), seen.top_p.where(here, p)
 
-    def runs(self, model: Any, abouts: Sequence[dict[str, Any]] = ()) -> list[Run]:
+    def runs(self, model: Model, abouts: Sequence[dict[str, Any]] = ()) -> list[Run]:
         """A Run for every row decoded, in order; `abouts` says what is known about each: method, prompt, gold, ..."""
         found = [run for decode in self.decodes for run in decode.runs(model)]
         return [replace(run, **about) for run, about in zip(found, abouts or [{}] * len(found), strict=True)]
@@ -65,19 +72,19 @@ class Trace:
 
 @dataclass
 class _Decode:
-    draws: Any
-    strategy: Any
-    canvas: Any  # before the first iteration
-    steps: list[tuple[Any, slice, float, tuple[Any, ...]]] = field(default_factory=list)
-    top: tuple[Any, Any] | None = None  # (B, L, 5) ids and probabilities, of the iteration that committed each slot
+    draws: Draws
+    strategy: Strategy
+    canvas: Canvas  # before the first iteration
+    steps: list[tuple[Tensor, slice, float, tuple[Tensor | Any, ...]]] = field(default_factory=list)
+    top: tuple[Tensor, Tensor] | None = None  # (B, L, 5) ids and probabilities, as each slot was committed
 
-    def runs(self, model: Any) -> Iterator[Run]:
+    def runs(self, model: Model) -> Iterator[Run]:
         base, score, tokens, chosen, reopened, after, asked = (self._column(i) for i in range(7))
         turns = [turn.tolist() for turn, *_ in self.steps]  # the forwards of each row, (T, B)
         start, anchors, vocab = self.canvas.response.tolist(), self.canvas.anchors.tolist(), self.canvas.vocab
-        rule = next((rule for rule in self.strategy.modifiers if hasattr(rule, "weight")), None)
-        weight = rule.weight(self.canvas).tolist() if rule else None
-        top: Any = [part.tolist() for part in self.top] if self.top else None
+        weights = (rule.weight(self.canvas) for rule in self.strategy.modifiers if hasattr(rule, "weight"))
+        weight = next((w.tolist() for w in weights), None)
+        top = [part.tolist() for part in self.top] if self.top else []
         for row in range(self.canvas.rows):
             state, guess = list(start[row]), [-1] * self.canvas.length
             steps: list[dict[str, Any]] = []
@@ -125,10 +132,10 @@ class _Decode:
                 length=self.canvas.length, mask_id=vocab.mask_id, eot_ids=list(vocab.eot_ids), model=model.name,
                 recipe=repr(self.strategy), given=given, anchors=[i for i, yes in enumerate(anchors[row]) if yes],
                 weight=[round(w, 4) for w in weight[row]] if weight else [], steps=steps, candidates=candidates,
-                tokens={str(n): model.tokenizer.decode([n]) for n in sorted(used)}, text=model.text(state),
+                tokens={str(n): str(model.tokenizer.decode([n])) for n in sorted(used)}, text=model.text(state),
             )  # fmt: skip
 
-    def _column(self, i: int) -> list[list[list[Any]]] | Any:
+    def _column(self, i: int) -> list[list[list[int]]] | Any:
         """(T, B, L) of what was kept, confidences as integers; None where it was never there (nothing reopened)."""
         import torch
 
@@ -220,7 +227,7 @@ def record(
     methods: Mapping[str, Strategy],
     decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
     *,
-    images: Sequence[Any] | None = None,
+    images: Images | None = None,
     top: bool = True,
 ) -> list[Run]:
     """Decode prompts with each method and keep how it went."""
