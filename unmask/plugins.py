@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TypeVar
 
 from unmask.decoding import methods as builtin
 from unmask.decoding.algorithm import Strategy
@@ -92,7 +92,7 @@ def entry_points(group: str, name: str | None = None) -> list[metadata.EntryPoin
     return [point for point in every if name is None or point.name == name]
 
 
-def _made(name: str, value: Any, kind: type[T]) -> T:
+def _made(name: str, value: object, kind: type[T]) -> T:
     """The Strategy or Task itself, or what a function without arguments makes."""
     if isinstance(value, kind):
         return value
@@ -140,18 +140,18 @@ def _said(error: BaseException) -> str:
 # ---------------------------------------------------------------- by source
 
 
-def code_hash(*values: Any) -> str:
+def code_hash(*values: object) -> str:
     """sha256 of the source of every class and function among the values that is not this package's (or torch's, ...): of the
     whole file it is in, else, in a notebook, of its own lines; "" if there is none. What a function was given counts too."""
     parts = sorted(set(_parts(values, set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[str]:
+def _parts(value: object, seen: set[int]) -> Iterator[str]:
     if id(value) in seen:  # a function may hold itself
         return
     seen.add(id(value))
-    inner: list[Any] = []
+    inner: list[object] = []
     if isinstance(value, (tuple, list)):
         inner = list(value)
     elif isinstance(value, dict):
@@ -179,7 +179,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
         yield from _parts(item, seen)
 
 
-def called(function: Any) -> str:
+def called(function: Callable[..., object]) -> str:
     """A function's name, and the arguments a partial gives it."""
     if isinstance(function, partial):
         given = [
@@ -190,25 +190,25 @@ def called(function: Any) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: object) -> bool:
     """Does its repr say all of it?"""
     if isinstance(value, (tuple, list)):
         return all(map(_plain, value))
     return value is None or isinstance(value, (str, bytes, int, float))
 
 
-def _filled(cell: Any) -> bool:
+def _filled(cell: CellType) -> bool:
     try:
         return cell.cell_contents is not cell
     except ValueError:  # a name that is not bound yet
         return False
 
 
-def _own(thing: Any) -> bool:
+def _own(thing: object) -> bool:
     return str(getattr(thing, "__module__", "builtins")).partition(".")[0] not in KNOWN
 
 
-def _source(thing: Any) -> str:
+def _source(thing: type | FunctionType) -> str:
     module = sys.modules.get(thing.__module__)
     if thing.__module__ in FILES:
         return FILES[thing.__module__]
@@ -223,5 +223,5 @@ def _source(thing: Any) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _compiled(code: CodeType) -> Any:
+def _compiled(code: CodeType) -> tuple[bytes, tuple[str, ...], list[object]]:
     return code.co_code, code.co_names, [_compiled(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]

@@ -15,6 +15,7 @@ from unmask.evaluation.recipe import digest, frequency_hash
 from unmask.evaluation.store import append
 from unmask.files import write_bytes
 from unmask.generation import Decoding, encode_prompts, generations
+from unmask.models.images import Picture
 from unmask.models.model import Model
 from unmask.plugins import code_hash
 
@@ -22,7 +23,7 @@ from unmask.plugins import code_hash
 def write_answers(
     model: Model,
     rows: Sequence[Mapping[str, Any]],
-    images: Sequence[Sequence[Any]],
+    images: Sequence[Sequence[Picture]],
     strategy: Strategy,
     decoding: Decoding,
     out: Path,
@@ -54,7 +55,7 @@ def write_answers(
 
 def keys(
     model: Model,
-    asked: Sequence[tuple[Any, Sequence[Any]]],
+    asked: Sequence[tuple[Mapping[str, Any], Sequence[Picture]]],
     strategy: Strategy,
     decoding: Decoding,
     seeds: Sequence[int],
@@ -71,7 +72,7 @@ def keys(
     ]
 
 
-def _seen(image: Any) -> str:
+def _seen(image: Picture) -> str:
     """A picture by its contents, wherever it lies."""
     return (
         sha256(Path(image).read_bytes()).hexdigest() if isinstance(image, str) and Path(image).is_file() else str(image)
@@ -96,7 +97,7 @@ def kept(out: Path, named: Sequence[str], batch: int) -> int:
     return done
 
 
-def _key(line: bytes) -> Any:
+def _key(line: bytes) -> str | None:
     try:
         return json.loads(line).get("key")
     except (ValueError, AttributeError, RecursionError):

@@ -18,10 +18,10 @@ from unmask.evaluation.evaluate import decoding_for, load_rows, picture
 from unmask.evaluation.metrics import NEAR, answer_time, near_anchor
 from unmask.evaluation.recipe import for_task
 from unmask.evaluation.significance import mean, paired
-from unmask.generation import Decoding, Generation, generations
+from unmask.generation import Decoding, Generation, Images, Prompt, generations
 from unmask.models.model import Model
 from unmask.progress import track
-from unmask.tasks import Task
+from unmask.tasks import Row, Task
 
 METHODS = {"plain": "top-probability", "suppressed": "eot-suppression", "anchored": "suffix-anchor", "SACM": "sacm"}
 LIKED = ("SACM", "anchored", "suppressed", "plain")  # where nothing else decides, as the paper's tables rank them
@@ -54,12 +54,12 @@ class Figures:
 class Case:
     """The prompts to examine a model on, and how a command names them."""
 
-    prompts: Sequence[Any]
+    prompts: Sequence[Prompt]
     source: str  # "--task cups", "--prompts FILE"
     about: str  # "16 tuning rows of cups"
-    images: Sequence[Any] | None = None
+    images: Images | None = None
     task: Task | None = None
-    rows: Sequence[Any] = ()  # of the task
+    rows: Sequence[Row] = ()  # of the task
     graded: bool = False  # the answers of test rows are not looked at, and code is not run
 
     @property

@@ -25,7 +25,7 @@ from unmask.evaluation.store import Example, append, borrowed, finished, locked
 from unmask.evaluation.votes import VOTES, extraction
 from unmask.files import write_whole
 from unmask.generation import Decoding, generations
-from unmask.models.images import found
+from unmask.models.images import Stored, found
 from unmask.models.model import Model
 from unmask.tasks import Grade, Row, Rows, Task
 from unmask.tasks.programs import Limits, grade_many
@@ -45,7 +45,7 @@ def grade_all(task: Task, pairs: Sequence[tuple[str, Row]], options: Options) ->
     return grade_many(task, pairs, Limits(unisolated=options.unisolated))
 
 
-def picture(task: Task, row: Row, root: Path | None) -> Any:
+def picture(task: Task, row: Row, root: Path | None) -> Stored:
     """A row's picture: bytes as they are, a name looked up beside the data."""
     value = row.get(task.image)
     if value is None:
@@ -106,7 +106,7 @@ class Batch:
     indices: Sequence[int]  # of its rows in the data
     rows: Sequence[Row]
     prompts: Sequence[str | list[dict[str, str]]]
-    images: Sequence[Any] | None
+    images: Sequence[Stored] | None
     task: Task
     strategy: Strategy
     options: Options

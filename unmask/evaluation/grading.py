@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UserError
 from unmask.evaluation.significance import wilson
 from unmask.tasks import Grade, Task, find
 from unmask.tasks.data import Row, parse
 
+if TYPE_CHECKING:
+    from unmask.tasks.programs import Limits
+
 
 class Line:
     """One output with the row it answers."""
 
-    def __init__(self, place: str, raw: Any, task: Task | None, rows: dict[str, dict[str, Row]]):
+    def __init__(self, place: str, raw: object, task: Task | None, rows: dict[str, dict[str, Row]]):
         if isinstance(raw, Exception):
             raise UserError(f"{place}: not JSON ({raw})")
         if not isinstance(raw, dict) or not isinstance(raw.get("output"), str):
@@ -45,7 +48,7 @@ class Line:
             )
         )
 
-    def grade(self, mode: str, limits: Any) -> Grade:
+    def grade(self, mode: str, limits: Limits | None) -> Grade:
         try:
             if self.task.executes:
                 return self.task.grade(self.output, self.row, limits)  # type: ignore[call-arg]

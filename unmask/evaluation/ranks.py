@@ -10,11 +10,14 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Batch, run_batch
+from unmask.evaluation.evaluate import Batch, Pool, run_batch
 from unmask.evaluation.store import Example
+
+if TYPE_CHECKING:
+    from unmask.models.model import Model
 
 
 def launched() -> bool:
@@ -22,7 +25,7 @@ def launched() -> bool:
 
 
 @contextmanager
-def ranks(loading: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+def ranks(loading: Mapping[str, Any]) -> Iterator[tuple[Model, Pool]]:
     """On rank 0: the model and the pool of all ranks. The others work until it is done, and end."""
     import torch
     from torch import distributed
@@ -45,7 +48,7 @@ def ranks(loading: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
             turn(model, ["done"] * distributed.get_world_size())
 
 
-def dealt(model: Any, batches: Iterable[Batch]) -> Iterator[list[Example]]:
+def dealt(model: Model, batches: Iterable[Batch]) -> Iterator[list[Example]]:
     from torch.distributed import get_world_size
 
     left, world = iter(batches), get_world_size()
@@ -68,7 +71,7 @@ def dealt(model: Any, batches: Iterable[Batch]) -> Iterator[list[Example]]:
             yield result
 
 
-def turn(model: Any, jobs: list[Any] | None = None) -> Any:
+def turn(model: Model, jobs: list[Batch | str | None] | None = None) -> Any:
     """One round: every rank gets its job from rank 0, which gets all the results."""
     from torch import distributed
 

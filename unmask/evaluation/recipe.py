@@ -170,5 +170,5 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -9,7 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from unmask.errors import UserError
 from unmask.evaluation.significance import mean, paired, spread, wilson
@@ -17,7 +17,19 @@ from unmask.files import read_json, read_text, write_bytes, write_text
 from unmask.tables import latex, markdown
 
 Record = dict[str, Any]
-Beside = Callable[[Record], Any]  # the published number for a run (`accuracy`, `table`), if there is one
+
+
+class Theirs(Protocol):
+    """The published number for a run, and the table it stands in."""
+
+    @property
+    def accuracy(self) -> float: ...
+
+    @property
+    def table(self) -> str: ...
+
+
+Beside = Callable[[Record], Theirs | None]
 
 RECIPE = ("model", "task", "length", "steps", "strategy", "data_sha256", "prompts_sha256")
 SUMMARY = (

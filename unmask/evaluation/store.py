@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask.errors import UserError
 from unmask.files import write_bytes
+
+if TYPE_CHECKING:
+    from unmask.generation import Prompt
 
 Example = dict[str, Any]
 
@@ -69,7 +72,7 @@ def finished(
 
 
 def borrowed(
-    lines: Path, about: Path, identity: Mapping[str, Any], prompts: Sequence[Any], golds: Sequence[Any]
+    lines: Path, about: Path, identity: Mapping[str, Any], prompts: Sequence[Prompt], golds: Sequence[object]
 ) -> dict[int, Example]:
     """Answers to the same prompts, by index, from runs of this folder that differ in their number of rows alone (--limit).
 

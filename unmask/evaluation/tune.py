@@ -198,7 +198,7 @@ def tune(
 def lines(sweep: Sweep) -> list[dict[str, Any]]:
     """Every point, best first: those that saw more rows come first, as they were better when the others were dropped."""
 
-    def rank(p: Point) -> Any:
+    def rank(p: Point) -> tuple[bool, int, int, float, Point]:
         return (
             p != sweep.chosen,
             -len(sweep.seen[p]),
@@ -293,12 +293,12 @@ def read(path: str | Path, task: str | None = None) -> dict[str, Any]:
     return record
 
 
-def check_model(path: str | Path, record: Mapping[str, Any], model: Any) -> None:
+def check_model(path: str | Path, record: Mapping[str, Any], model: Model) -> None:
     """Refuse settings that were tuned on other weights, an adapter's among them."""
     if record["weights_sha256"] == model.weights_hash:
         return
 
-    def named(name: str, weights: str, adapter: Any) -> str:
+    def named(name: str, weights: str, adapter: str | Path | None) -> str:
         return f"{name} (weights {weights[:12]}{f', adapter {adapter}' if adapter else ''})"
 
     made = named(record["model"], record["weights_sha256"], record.get("adapter"))

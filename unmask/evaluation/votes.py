@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +17,12 @@ from unmask.decoding.algorithm import Strategy
 from unmask.decoding.methods import method as named
 from unmask.decoding.step import Step
 from unmask.errors import UserError
-from unmask.generation import Decoding, Generation, Prompt, generations
+from unmask.generation import Decoding, Generation, Images, Prompt, generations
 from unmask.models.model import Model
 from unmask.tasks import Row, Task
 
-Extract = Callable[[str], Hashable | None]
+Answer = Hashable | None  # None: none was found
+Extract = Callable[[str], Answer]
 SIZES = (8, 16, 32, 64, 128)  # HEX's block sizes, those that fit the response
 
 
@@ -30,9 +30,9 @@ SIZES = (8, 16, 32, 64, 128)  # HEX's block sizes, those that fit the response
 class Vote:
     """What was voted on and what won; the text of `chosen` is the first that gave the winning answer, for a grader to read."""
 
-    winner: Hashable | None
+    winner: Answer
     chosen: Generation
-    answers: list[Hashable | None]  # None where none was found
+    answers: list[Answer]
     forwards: int  # of all the decodes that voted
 
 
@@ -43,24 +43,24 @@ def weight(kind: str, s: int, steps: int, alpha: float) -> float:
     return {"fixed": 1.0, "linear": (s + 1) / steps, "exp": math.exp(s / steps * alpha)}[kind]
 
 
-def temporal(answers: Sequence[Any], steps: int, kind: str = "exp", alpha: float = 5.0) -> Any:
+def temporal(answers: Sequence[Answer], steps: int, kind: str = "exp", alpha: float = 5.0) -> Answer:
     """The answer with the largest sum of weights over the steps that gave it; of equals the one seen first; None does not vote."""
-    total: dict[Any, float] = {}
+    total: dict[Answer, float] = {}
     for s, answer in enumerate(answers):
         if answer is not None:
             total[answer] = total.get(answer, 0.0) + weight(kind, s, steps, alpha)
     return max(total, key=lambda answer: total[answer], default=None)  # the first of equals, as dicts keep their order
 
 
-def blocks(pairs: Sequence[tuple[Any, float]], rule: str = "frequency") -> tuple[list[tuple[Any, float]], bool]:
+def blocks(pairs: Sequence[tuple[Answer, float]], rule: str = "frequency") -> tuple[list[tuple[Answer, float]], bool]:
     """HEX's vote over (answer, log-likelihood) in the order of block sizes: what is left, best first, each with its smallest
     negative log-likelihood, and whether several were given equally often.
 
     frequency: the most frequent answers, the first seen leading; frequency_tie_lowest_nll: of these the likeliest;
     lowest_nll: the likeliest of all.
     """
-    nll: dict[Any, float] = {}
-    times: dict[Any, int] = {}
+    nll: dict[Answer, float] = {}
+    times: dict[Answer, int] = {}
     for answer, ll in pairs:
         if answer is not None:
             nll[answer], times[answer] = min(-ll, nll.get(answer, math.inf)), times.get(answer, 0) + 1
@@ -111,7 +111,7 @@ def extraction(task: Task, row: Row, mode: str = "") -> Extract:
     """What the task's grader takes to be the answer of a text."""
     grade = task.grader(mode)
 
-    def extract(text: str) -> Hashable | None:
+    def extract(text: str) -> Answer:
         found = grade(text, row)
         answer = None if found.rule == "none" else found.extracted
         return answer if isinstance(answer, Hashable) else repr(answer)
@@ -121,7 +121,7 @@ def extraction(task: Task, row: Row, mode: str = "") -> Extract:
 
 def by_steps(
     model: Model, prompts: Sequence[Prompt], extracts: Sequence[Extract], method: str | Strategy = "sacm",
-    decoding: Decoding = Decoding(), *, images: Sequence[Any] | None = None, kind: str = "exp", alpha: float = 5.0,  # noqa: B008
+    decoding: Decoding = Decoding(), *, images: Images | None = None, kind: str = "exp", alpha: float = 5.0,  # noqa: B008
 ) -> list[Vote]:  # fmt: skip
     """Temporal self-consistency: decode once and let the answers of all steps vote, at no further forward."""
     found = []
@@ -142,7 +142,7 @@ def by_steps(
 
 def by_blocks(
     model: Model, prompts: Sequence[Prompt], extracts: Sequence[Extract], method: str | Strategy = "semi-ar",
-    decoding: Decoding = Decoding(), *, images: Sequence[Any] | None = None, sizes: Sequence[int] = SIZES,  # noqa: B008
+    decoding: Decoding = Decoding(), *, images: Images | None = None, sizes: Sequence[int] = SIZES,  # noqa: B008
     rule: str = "frequency",
 ) -> list[Vote]:  # fmt: skip
     """HEX: decode once for every block size and let the answers vote."""
@@ -174,7 +174,7 @@ def _part(decoding: Decoding, some: slice) -> Decoding:
     return decoding if isinstance(seed, int) else replace(decoding, seed=list(seed)[some])
 
 
-def _first(winner: Hashable, answers: Sequence[Hashable], texts: Sequence[str]) -> str:
+def _first(winner: Answer, answers: Sequence[Answer], texts: Sequence[str]) -> str:
     return next(
         (text for answer, text in zip(answers, texts, strict=True) if winner is not None and answer == winner), ""
     )

@@ -27,6 +27,7 @@ from unmask.evaluation.evaluate import Batch, evaluate, run_batch
 from unmask.evaluation.recipe import Options
 from unmask.evaluation.store import Example
 from unmask.models.loading import BUNDLED, load
+from unmask.models.model import Model
 from unmask.plugins import FILES
 
 LOST = 3  # how many workers one batch, or loading, may kill before the run stops
@@ -101,7 +102,7 @@ class Worker:
         return run_batch(self.model, batch)
 
 
-def fingerprint(model: Any) -> dict[str, str]:
+def fingerprint(model: Model) -> dict[str, str]:
     """What must be the same on every machine."""
     return {"weights hash": model.weights_hash, "unmask version": __version__}
 
@@ -143,7 +144,7 @@ class Workers:
             raise
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         for worker in [*self.idle, *(worker for worker, _ in self.busy.values())]:
             self.ray.kill(worker)
         self.idle, self.busy = [], {}
@@ -182,7 +183,9 @@ class Workers:
 
         for name in FILES:  # what came from FILE.py travels with the batches: another machine may not have the file
             self.ray.cloudpickle.register_pickle_by_value(sys.modules[name])
-        left, again, done = iter(batches), [], []  # type: ignore[var-annotated]
+        again: list[Batch] = []
+        done: list[list[Example]] = []
+        left = iter(batches)
         lost: Counter[int | str] = Counter()
         try:
             while True:
@@ -250,7 +253,7 @@ def default_device(address: str | None) -> str:
         ray().shutdown()
 
 
-def outline(loading: Mapping[str, Any]) -> Any:
+def outline(loading: Mapping[str, Any]) -> Model:
     """The model without its weights: what the driver counts tokens, hashes files and names the run with."""
     dtype = loading.get("dtype") or ("float32" if loading["device"] == "cpu" else "auto")
     same = {key: loading.get(key) for key in ("revision", "frequencies")}
@@ -260,7 +263,7 @@ def outline(loading: Mapping[str, Any]) -> Any:
     )  # its files are hashed too
 
 
-def _anywhere(path: Any) -> Any:
+def _anywhere(path: str | Path | None) -> str | Path | None:
     """A path that means the same in another process's folder; a name, of a bundled model too, stays a name."""
     if path is None or (BUNDLED / str(path)).is_dir() or not Path(path).expanduser().exists():
         return path

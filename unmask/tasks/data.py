@@ -137,7 +137,7 @@ class Source:
         names = origin or ", ".join(str(path) for path in files)
         return Loaded(rows, names, revision, digest.hexdigest(), root, tuple(skipped))
 
-    def _accept(self, raw: Any, name: str) -> tuple[Row, str]:
+    def _accept(self, raw: object, name: str) -> tuple[Row, str]:
         """The row with this task's field names, and what is wrong with it ("" if nothing is)."""
         if isinstance(raw, Exception):
             return {}, f"not JSON ({raw})"
@@ -191,7 +191,7 @@ def reachable() -> None:
         socket.getaddrinfo(endpoint.hostname, endpoint.port or 443)
 
 
-def parse(path: Path, content: bytes) -> Iterator[tuple[int, Any]]:
+def parse(path: Path, content: bytes) -> Iterator[tuple[int, object]]:
     """(line or row number, row) of a file; a line that is not JSON yields the exception in place of the row."""
     name = path.name.lower()
     if name.endswith(".parquet"):

@@ -38,7 +38,7 @@ class Pairs(Source):
         return super().load(task, data, skip_bad, beside)
 
 
-def adapt(check: Callable[[Row], Any], raw: Row, name: str) -> Row:
+def adapt(check: Callable[[Row], object], raw: Row, name: str) -> Row:
     """The row with its question as text under "question" and its answer as text; UserError says what is wrong with it."""
     question, answer = raw.get("prompt", raw.get("question")), raw.get("answer")
     if not isinstance(question, str) or not question.strip():
@@ -139,7 +139,7 @@ def regex(text: str, row: Row) -> Grade:
     return Grade("pattern" not in row or same_words(found or "", str(row["answer"])), found, "pattern")
 
 
-def _task(name: str, grade: Callable[[str, Row], Grade], check: Callable[[Row], Any]) -> Task:
+def _task(name: str, grade: Callable[[str, Row], Grade], check: Callable[[Row], object]) -> Task:
     rows = Pairs("", "", (("*.jsonl",),), ("question", "answer"), adapt=partial(adapt, check))
     return Task(name=name, rows=rows, prompt=prompt, grade=grade, key="id")
 

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from unmask.errors import UserError
 from unmask.tasks.data import Loaded, Made, Row, Source
@@ -16,7 +16,7 @@ class Grade(NamedTuple):
     """What a grader says of one response; `rule` names the line that decided, "none" when nothing was found."""
 
     correct: bool
-    extracted: Any
+    extracted: object
     rule: str
 
 
