@@ -29,7 +29,7 @@ def read_text(path: str | Path) -> str:
         raise UserError(f"{_named(path)} is not UTF-8 text (byte {error.start}); convert it first") from None
 
 
-def parse_json(text: str | bytes, where: Any) -> Any:
+def parse_json(text: str | bytes, where: str | Path) -> Any:
     """A JSON value; `where` names the source if it is not valid."""
     try:
         return json.loads(text)

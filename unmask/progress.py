@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 Item = TypeVar("Item")
 
@@ -14,8 +17,8 @@ class Bar:
 
     def __init__(self, stream: TextIO | None = None):
         self.stream = stream or sys.stderr
-        self.bars: Any = None  # rich's, on a terminal
-        self.tasks: dict[str, Any] = {}
+        self.bars: Progress | None = None  # on a terminal
+        self.tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Bar:
         if self.stream.isatty():
@@ -32,7 +35,7 @@ class Bar:
             self.bars.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bars:
             self.bars.stop()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     if value is None:
         return ""
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import traceback
 from pathlib import Path
@@ -51,7 +52,7 @@ def register(only_ours: bool = False) -> None:
     lm_eval.tasks.TaskManager = Tasks  # type: ignore[misc]
 
 
-def checked(args: Any) -> None:
+def checked(args: argparse.Namespace) -> None:
     """lm-eval caches prepared requests by task name alone: other rows or generation settings would be ignored."""
     if not getattr(args, "cache_requests", None):
         return

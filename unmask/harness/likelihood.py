@@ -12,13 +12,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice, product
 from math import comb
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.reading import Ask, Prediction, answer
+
+if TYPE_CHECKING:
+    from unmask.models.model import Model
 
 
 class Pair(NamedTuple):
@@ -42,7 +45,7 @@ def masks(length: int, samples: int, seed: int) -> Iterator[tuple[list[bool], fl
 
 
 def log_likelihoods(
-    model: Any, pairs: Sequence[Pair], *, samples: int = 128, seed: int = 0, batch: int = 8, cfg: float = 0.0
+    model: Model, pairs: Sequence[Pair], *, samples: int = 128, seed: int = 0, batch: int = 8, cfg: float = 0.0
 ) -> Iterator[tuple[int, float]]:
     """(index, log p(target | context)) of every pair, as they are done, pairs of like length together. What is drawn for
     a pair depends only on the seed and the pair."""
@@ -73,7 +76,7 @@ def _rows(
 
 
 @torch.inference_mode()
-def _score(model: Any, rows: Sequence[tuple[Pair, list[bool]]], cfg: float) -> list[float]:
+def _score(model: Model, rows: Sequence[tuple[Pair, list[bool]]], cfg: float) -> list[float]:
     """sum_{i in S} log p(x_i | c, x outside S) of each row, by one forward."""
     targets = torch.tensor([pair.target for pair, _ in rows], device=model.device)  # (B, L)
     where = torch.tensor([inside for _, inside in rows], device=model.device)  # (B, L)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from lm_eval.api.model import TemplateLM
@@ -31,7 +31,13 @@ from unmask.harness.likelihood import Pair, log_likelihoods
 from unmask.models.loading import load
 from unmask.tasks import Task, find
 
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+Scored = TypeVar("Scored")
+
 LOADING = ("device", "dtype", "adapter", "quantize", "device_map", "revision", "frequencies")
+Encoded = tuple[tuple[str, str], list[int], list[int]]  # lm-eval's: a context and its continuation, as text and as ids
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # lm-eval's names for L
 
 
@@ -51,7 +57,7 @@ class Unmask(TemplateLM):
     writes their target. And what loads the model: device, dtype, adapter, quantize, device_map, revision, frequencies."""
 
     def __init__(
-        self, pretrained: str = "tiny", *, batch: int | None = None, batch_size: Any = 1, max_batch_size: Any = None,
+        self, pretrained: str = "tiny", *, batch: int | str | None = None, batch_size: int | str = 1, max_batch_size: int | None = None,
         mc_num: int = 128, greedy: bool = True, **given: Any,
     ):  # fmt: skip
         super().__init__()
@@ -161,8 +167,12 @@ class Unmask(TemplateLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         if not self.model.chats:
             raise UserError(f"{self.model.name} has no chat template: leave out --apply_chat_template")
-        ending = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
-        return self.tokenizer.apply_chat_template(chat_history, tokenize=False, **ending)
+        begun, ended = add_generation_prompt, not add_generation_prompt
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history, tokenize=False, add_generation_prompt=begun, continue_final_message=ended
+            )
+        )
 
     @property
     def tokenizer_name(self) -> str:
@@ -170,7 +180,7 @@ class Unmask(TemplateLM):
 
     # ------------------------------------------------------------ generation
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Decode the requests of each plan in the batches `unmask eval` would make of them, with its seeds."""
         made: dict[int, str] = {}
         prompts = [self.tok_encode(request.args[0]) for request in requests]
@@ -194,7 +204,7 @@ class Unmask(TemplateLM):
                     bar.update(len(some))
         return [made[i] for i in range(len(requests))]
 
-    def _seeds(self, requests: Sequence[Any], plans: Sequence[Plan]) -> list[int]:
+    def _seeds(self, requests: Sequence[Instance], plans: Sequence[Plan]) -> list[int]:
         """The seeds of `unmask eval`: those of the row's number, and of a further run for every repeat of a request."""
         repeats: dict[int, int] = {}
         seeds = []
@@ -213,7 +223,7 @@ class Unmask(TemplateLM):
     # ------------------------------------------------------------ likelihood
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[Any], disable_tqdm: bool = False, **_: Any
+        self, requests: Sequence[Encoded], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         """LLaDA's Monte-Carlo estimate, and whether greedy decoding of as many tokens writes the target."""
         pairs = [Pair(context, target) for _, context, target in requests]
@@ -226,7 +236,7 @@ class Unmask(TemplateLM):
 
         return self._likelihoods(pairs, disable_tqdm, finished)
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """A text as windows of the model's context, each scored after what came before it: one token, or more for the last."""
         most = (self.model.context or 2048) - 1
         windows = []
@@ -241,7 +251,9 @@ class Unmask(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
-    def _likelihoods(self, pairs: Sequence[Pair], quiet: bool, finished: Callable[[int, float], Any]) -> list[Any]:
+    def _likelihoods(
+        self, pairs: Sequence[Pair], quiet: bool, finished: Callable[[int, float], Scored]
+    ) -> list[Scored]:
         for pair in pairs:
             self._fits(f"a text of {len(pair.target)} tokens to score", len(pair.context) + len(pair.target))
         asked = {

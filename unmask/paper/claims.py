@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from unmask.evaluation.metrics import NEAR, near_anchor
 from unmask.evaluation.significance import Z, mcnemar, mean, spread
-from unmask.paper.experiments import Cell, Claim, matches
+from unmask.paper.experiments import Cell, Claim, Configuration, matches
 from unmask.paper.plan import Book
 
 HEADS = {"held": "Held", "open": "Not decided", "failed": "Did not hold", "absent": "Not told"}
@@ -73,7 +73,7 @@ def chance(x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], draws: in
 
 def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | None:
     """(a key of HEADS, a clause); None where the experiment has no such cells here."""
-    configurations: dict[Any, list[Cell]] = {}
+    configurations: dict[Configuration, list[Cell]] = {}
     for cell in cells:
         configurations.setdefault(cell.configuration, []).append(cell)
     theirs = [found for found in configurations.values() if matches(found[0].source, claim.theirs)]

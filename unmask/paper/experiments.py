@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from unmask.decoding.algorithm import Strategy
 from unmask.decoding.methods import METHODS
 from unmask.decoding.rules.confidence import TopMargin
 from unmask.evaluation.recipe import for_task
@@ -21,6 +22,7 @@ from unmask.tasks import find
 LONGEST = 256  # L of the paper's ablations: small versions are scaled from it
 # Which bundled tasks stand in for the paper's; the first has the paper's number beside it.
 PLACES: dict[str, tuple[str, ...]] = {"gsm8k": ("cups",), "math500": ("stories",), "strategyqa": ("compass",)}
+Configuration = tuple[str, str, str, float, float]  # model, method, its changes, T / L, L / the task's own
 ONE, ALL = {"gsm8k": ("cups",)}, {"gsm8k": ("cups", "stories", "compass")}
 
 
@@ -31,7 +33,7 @@ class Run:
     model: str  # the paper's name
     task: str
     method: str
-    strategy: Any
+    strategy: Strategy
     length: int
     steps: int | None  # None: the method's own pace
     split: str
@@ -46,7 +48,7 @@ class Cell:
     beside: bool  # the paper's number may be shown beside it: the same task, or its stand-in
 
     @property
-    def configuration(self) -> tuple[Any, ...]:
+    def configuration(self) -> Configuration:
         """What cells that differ only in the task have in common; as shares, so that it is the same in small."""
         source = self.source
         whole = numbers.LENGTH.get(source.task, 128)

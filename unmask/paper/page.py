@@ -32,7 +32,7 @@ from unmask.tasks import find
 from unmask.views import figures
 from unmask.views.figures import BINS, early
 
-Block = tuple[str, Any]
+Block = tuple[str, Any]  # ("h1", "h2" or "p", text), ("table", its rows), or ("figure", its file and what it shows)
 ALT = "accuracy against forwards, every method at several budgets"
 COST = 0.95  # of the plain throughput: what "negligible overhead" is taken to mean
 

@@ -186,20 +186,21 @@ class Shelf:
     """One model at a time: two of 8 billion parameters do not fit where one does."""
 
     def __init__(self, loading: Mapping[str, Any]):
-        self.loading, self.name, self.model = loading, "", None  # type: ignore[var-annotated]
+        self.loading, self.name = loading, ""
+        self.model: Model | None = None
 
     def clear(self) -> None:
         self.name, self.model = "", None
 
-    def __call__(self, name: str) -> Any:
-        if name != self.name:
+    def __call__(self, name: str) -> Model:
+        if self.model is None or name != self.name:
             self.clear()
-            self.model = present(name, lambda: load(name, **self.loading))  # type: ignore[assignment]
+            self.model = present(name, lambda: load(name, **self.loading))
             self.name = name
         return self.model
 
 
-def present(name: str, load: Callable[[], Any]) -> Any:
+def present(name: str, load: Callable[[], Model]) -> Model:
     """What `load` makes of a checkpoint; Absent where there are no weights. What else is wrong, a flag say, is an error."""
     if directory(name) is None:
         try:
@@ -244,7 +245,7 @@ def planned(experiments: Sequence[Experiment], setting: Setting, shelf: Shelf, d
             book.absent |= dict.fromkeys(wanted, str(why))
             continue
         book.weights[name] = model.weights_hash
-        pace: dict[tuple[str, int], tuple[float, float]] = {}
+        pace: dict[tuple[str, str], tuple[float, float]] = {}
         for run in wanted:
             try:
                 book.jobs[run] = _job(model, run, name, setting, load, pace, length)
@@ -257,7 +258,7 @@ def planned(experiments: Sequence[Experiment], setting: Setting, shelf: Shelf, d
 
 def _remembered(setting: Setting) -> Callable[[Run], Rows]:
     """The rows of a run, read once; what is missing is reported each time."""
-    kept: dict[Any, Rows | Absent] = {}
+    kept: dict[tuple[str, str, int | None], Rows | Absent] = {}
 
     def load(run: Run) -> Rows:
         key = (run.task, run.split, run.count)
@@ -277,7 +278,7 @@ def _remembered(setting: Setting) -> Callable[[Run], Rows]:
 
 
 def _job(
-    model: Model, run: Run, name: str, setting: Setting, load: Callable[[Run], Rows], pace: dict[Any, tuple[float, float]],
+    model: Model, run: Run, name: str, setting: Setting, load: Callable[[Run], Rows], pace: dict[tuple[str, str], tuple[float, float]],
     small: int | None,
 ) -> Job:  # fmt: skip
     task, rows = find(run.task), load(run)

@@ -17,7 +17,7 @@ from unmask.evaluation.report import records
 from unmask.evaluation.store import locked
 from unmask.evaluation.workers import Workers
 from unmask.files import write_whole
-from unmask.generation import Decoding, generations
+from unmask.generation import Decoding, Prompt, generations
 from unmask.models.model import Model
 from unmask.paper.experiments import Experiment, figure_runs
 from unmask.paper.plan import Absent, Book, Job, Setting, Shelf, clock, place, small_length, speed_file
@@ -115,7 +115,7 @@ def speeds(model: Model, jobs: Sequence[Job]) -> dict[str, Any]:
     asked = [task.ask(row, first.rows.few_shot) for row in first.rows.rows]
     seconds: dict[str, list[float]] = {job.run.method: [] for job in jobs}
 
-    def decode(job: Job, prompt: Any, steps: int | None) -> float:
+    def decode(job: Job, prompt: Prompt, steps: int | None) -> float:
         begun = time.perf_counter()
         list(
             generations(

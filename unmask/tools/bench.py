@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.decoding.algorithm import Strategy, decode
+from unmask.decoding.algorithm import Strategy, Watch, decode
 from unmask.decoding.canvas import Canvas, Vocab
 from unmask.decoding.methods import METHODS
 from unmask.decoding.reading import answer
@@ -53,7 +53,7 @@ SHAPES = (
 )
 
 
-def build(shape: Shape, device: str = "cpu") -> Any:
+def build(shape: Shape, device: str = "cpu") -> LLaDAModelLM:
     torch.manual_seed(0)
     config = LLaDAConfig(
         d_model=shape.d, n_heads=shape.heads, n_layers=1, mlp_hidden_size=3 * shape.d, vocab_size=VOCABULARY,
@@ -79,7 +79,7 @@ def anchored(canvas: Canvas, at: int = -8) -> Canvas:
 Work = Generator[None, None, Tensor]  # stops after every step, so that steps of different variants can be interleaved
 
 
-def ours(model: Any, canvas: Canvas, strategy: Strategy, steps: int, watch: Any = ()) -> Work:
+def ours(model: LLaDAModelLM, canvas: Canvas, strategy: Strategy, steps: int, watch: Sequence[Watch] = ()) -> Work:
     denoiser, decoding = Plain(model), decode(canvas, strategy, steps, watch=watch)
     try:
         ask = next(decoding)
@@ -90,7 +90,7 @@ def ours(model: Any, canvas: Canvas, strategy: Strategy, steps: int, watch: Any 
         return done.value.canvas.ids
 
 
-def bare(model: Any, canvas: Canvas, steps: int) -> Work:
+def bare(model: LLaDAModelLM, canvas: Canvas, steps: int) -> Work:
     """Full forwards with full logits, and nothing else."""
     for _ in range(steps):
         model(canvas.ids)
@@ -98,7 +98,7 @@ def bare(model: Any, canvas: Canvas, steps: int) -> Work:
     return canvas.ids
 
 
-def reference(model: Any, canvas: Canvas, steps: int) -> Work:
+def reference(model: LLaDAModelLM, canvas: Canvas, steps: int) -> Work:
     """A plain loop as published: logits and softmax over every position and all of V, top-k row by row."""
     x, p0 = canvas.ids.clone(), canvas.start
     for step in range(steps):
