@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unmask.paper.claims import Gap
-from unmask.paper.experiments import Cell, Experiment
+from unmask.paper.experiments import Cell, Configuration, Experiment
 from unmask.paper.plan import Book
 from unmask.views.figures import Reached
 
 
 def _by_configuration(cells: Iterable[Cell]) -> list[list[Cell]]:
-    found: dict[Any, list[Cell]] = {}
+    found: dict[Configuration, list[Cell]] = {}
     for cell in cells:
         found.setdefault(cell.configuration, []).append(cell)
     return list(found.values())
