@@ -23,18 +23,12 @@ from unmask.evaluation.recipe import Options, digest, draws, provenance, recipe,
 from unmask.evaluation.significance import mean, paired, spread, wilson
 from unmask.evaluation.store import Example, append, borrowed, finished, locked
 from unmask.files import write_whole
-from unmask.generation import Decoding, generations
+from unmask.generation import Decoding, generations, partition
 from unmask.models.images import found
 from unmask.models.model import Model
 from unmask.tasks import Grade, Row, Rows, Task
 from unmask.tasks.programs import Limits, grade_many
 from unmask.tasks.sandbox import isolation
-
-
-def partition(sizes: Sequence[int], batch: int) -> list[list[int]]:
-    """Rows of similar length together, always in the same batches, whatever was done before."""
-    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
-    return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
 def grade_all(task: Task, pairs: Sequence[tuple[str, Row]], options: Options) -> list[Grade]:
@@ -136,7 +130,7 @@ def run_batch(model: Model, batch: Batch) -> list[Example]:
             "gold": row.get(task.gold), "group": row.get(task.group) if task.group else None,
             "extracted": grade.extracted, "rule": grade.rule, "correct": bool(grade.correct), "modes": others,
             "nfe": generation.forwards, "tie_rate": generation.tie_rate, "eot_ratio": generation.eot_ratio,
-            "eot_ratio_all": generation.eot_ratio_all, "seconds": generation.seconds, "seed": generation.seed,
+            "eot_ratio_all": generation.eot_ratio_all, "seconds": generation.seconds, "work": generation.work, "seed": generation.seed,
             **answer_time(generation.tokens, generation.order, generation.forwards, anchors),
             "tokens": generation.tokens, "order": generation.order,
         })  # fmt: skip
