@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from unmask.errors import UserError
+from unmask.errors import UserError, whole
 
 
 def rules(strategy: Any) -> list[Any]:
@@ -84,6 +84,9 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     """The strategy with `block=64` set on itself, `kappa=12` on the rule that owns the name."""
     for name, value in settings.items():
         name = f"{name}_" if name == "lambda" else name  # a reserved word in Python
+        if name == "finish":
+            strategy = finishing(strategy, value)
+            continue
         if name in {f.name for f in fields(strategy)}:
             strategy = replace(strategy, **{name: fitting(strategy, name, value)})
             continue
@@ -101,6 +104,21 @@ def changed(strategy: Any, settings: dict[str, Any]) -> Any:
     return strategy
 
 
+def finishing(strategy: Any, n: Any) -> Any:
+    """The strategy that decodes the rest at once when the n slots behind its anchor are settled; None: that goes on."""
+    from unmask.decoding.rules.revising import Finish
+
+    others = tuple(rule for rule in strategy.revise if not isinstance(rule, Finish))
+    return replace(strategy, revise=others if n is None else (Finish(whole("finish", n, 1)), *others))
+
+
+def can_finish(strategy: Any) -> bool:
+    from unmask.decoding.rules.anchors import Template
+    from unmask.decoding.rules.revising import reopening
+
+    return any(not isinstance(anchor, Template) for anchor in strategy.anchors) and not reopening(strategy)
+
+
 def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
     """The settings a user may change: name, value, and the limits of a number."""
     found: dict[str, Any] = {f.name: getattr(rule, f.name) for rule in rules(strategy) for f in fields(rule)}
@@ -112,6 +130,7 @@ def offered(strategy: Any) -> list[tuple[str, Any, float | None, float | None]]:
 def applied(strategy: Any, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     """The strategy with whichever of the settings it has, and their names: for several methods under one flag."""
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
+    own |= {"finish"} if can_finish(strategy) else set()
     used = {name: value for name, value in settings.items() if name in own}
     return changed(strategy, used), list(used)
 

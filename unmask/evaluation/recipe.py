@@ -50,8 +50,16 @@ class Options(Decoding):
 def for_task(
     task: Task, methods: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any] | None = None
 ) -> dict[str, Strategy]:
-    """Methods by name (or strategies by what they are called) with the task's anchor and (kappa, beta, gamma), then the user's settings."""
-    return strategies(methods, wanted or {}, {**task.settings, "text": task.anchor})
+    """Methods by name (or strategies by what they are called) with the task's anchor and (kappa, beta, gamma), then the user's
+    settings; finish=True waits for the task's longest answer."""
+    wanted = dict(wanted or {})
+    if wanted.get("finish") is True:
+        if task.answer_tokens is None:
+            raise UserError(
+                f"{task.name} does not say how many tokens an answer has: set finish to a number, as in finish=4"
+            )
+        wanted["finish"] = task.answer_tokens
+    return strategies(methods, wanted, {**task.settings, "text": task.anchor})
 
 
 def draws(strategy: Strategy, options: Options) -> bool:

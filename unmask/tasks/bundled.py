@@ -41,6 +41,7 @@ TASKS = tuple(
         prompt=prompt,
         grade=grade,
         length=96,
+        answer_tokens=2,  # a word and the full stop
         key="id",
         agrees=partial(agrees, world),
     )

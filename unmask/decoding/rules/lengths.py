@@ -65,6 +65,7 @@ class Resize(Reviser):
 
     most: int | None = None
     needs: ClassVar = frozenset({"everywhere", "beyond"})  # E reads every slot
+    reopens: ClassVar = True
 
     def check(self, strategy: object, canvas: Canvas) -> None:
         whole(strategy, self)
