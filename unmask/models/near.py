@@ -47,13 +47,7 @@ class Near:
         if not self.best and not self.near:
             raise UserError("best and near are both 0: nothing would be predicted anew; give one of them at least 1")
         if not getattr(self.module, "rowwise", True):
-            raise UserError(
-                "the near cache is for text: with a model that sees pictures, use prefix-lm, prefix or dual"
-            )
-
-    @property
-    def numbers(self) -> tuple[int, int, int, int]:
-        return self.best, self.near, self.again, self.refresh
+            raise UserError("the near cache is for text: a model that sees pictures takes prefix-lm, prefix or dual")
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return _Nearing(self, canvas)
@@ -93,21 +87,21 @@ class _Nearing:
         if self.plan is not None and self.plan.ask is ask:
             return self.plan
         together(ask, "the near cache")
-        canvas, asking, (best, near, again, refresh) = ask.canvas, ask.where.any(1), self.settings.numbers
+        canvas, asking, settings = ask.canvas, ask.where.any(1), self.settings
         self.fit(canvas, asking)
-        full = asking & ((self.turn % refresh if refresh else self.turn) == 0)
-        changed = (canvas.response != self.response) & canvas.real & asking[:, None]
+        full = asking & ((self.turn % settings.refresh if settings.refresh else self.turn) == 0)
+        changed = (canvas.response != self.response) & canvas.real & (asking & (self.turn > 0))[:, None]
         run = full[:, None].expand_as(changed)
         if not torch.equal(full, asking):
             waiting = canvas.masked & ~canvas.fixed  # in guidance's other canvas, too, which masks the fixed ones
-            reach = min(near, canvas.length)
+            reach = min(settings.near, canvas.length)
             around = F.max_pool1d(changed.float(), 2 * reach + 1, stride=1, padding=reach).bool() & waiting
-            recent = self.turn[:, None] - torch.where(changed, self.turn[:, None], self.since) < again
+            recent = self.turn[:, None] - torch.where(changed, self.turn[:, None], self.since) < settings.again
             some = recent | around | (ask.where & (changed | ~self.known))
             if ask.score is not None:
                 waiting = waiting & ask.where
                 order = ask.score.masked_fill(~waiting, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-                some = some | (torch.zeros_like(some).scatter(1, order[:, :best], True) & waiting)
+                some = some | (torch.zeros_like(some).scatter(1, order[:, : settings.best], True) & waiting)
             run = run | (some & canvas.real & asking[:, None])
         self.plan = Plan(ask, asking, full, changed, run, run & ask.where)
         return self.plan

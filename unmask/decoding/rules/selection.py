@@ -115,8 +115,11 @@ class Factor:
         j = torch.arange(score.shape[1], device=score.device)
         need = torch.where(j == 0, -1.0, 1 - self.factor / (j + 2))
         fails = (c < need) & (j < n[:, None])
-        t = torch.where(fails.any(1), fails.long().argmax(1), n - 1)
-        return best(step, score, torch.where((t == 0) | (t == n - 1), t + 1, t).clamp(min=1), pool)
+        t = torch.where(fails.any(1), fails.long().argmax(1), n)
+        last = t == n - 1
+        if step.seen.read is not None:
+            last = last & ~(step.eligible & ~step.seen.read).any(1)
+        return best(step, score, (t + last).clamp(min=1), pool)
 
     def bound(self, n: int, steps: int) -> int:
         return n
