@@ -16,7 +16,7 @@ from torch import Tensor
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.reading import Ask, Denoiser, Prediction
 from unmask.errors import UserError, whole
-from unmask.models.denoisers import Logits, Tally, head, together
+from unmask.models.denoisers import Logits, Plain, Tally, head, together
 from unmask.models.layers import KV, Backbone
 
 NEVER = -(2**40)
@@ -50,6 +50,8 @@ class Near:
             raise UserError("the near cache is for text: a model that sees pictures takes prefix-lm, prefix or dual")
 
     def begin(self, canvas: Canvas) -> Denoiser:
+        if self.refresh == 1:  # every forward is full: there is nothing to keep
+            return Plain(self.module).begin(canvas)
         return _Nearing(self, canvas)
 
 
@@ -129,31 +131,32 @@ class _Nearing:
         at = torch.cat((plan.full[:, None].expand(-1, canvas.start), plan.run), 1)  # (B, N) bool
         if shift:  # a slot is predicted by its left neighbour
             at = at | F.pad(plan.read, (canvas.start, 1))[:, 1:]
-        states = torch.empty(0)  # (n, d)
+        parts, mine = [], []
         for group in (plan.full, ~plan.full & at.any(1)):
-            if bool(group.any()):
-                hidden, place = self.run(canvas, group.nonzero().squeeze(1), at[group])
-                mine = group[rows]
-                row, slot = (group.cumsum(0) - 1)[rows[mine]], (canvas.start + slots[mine] - shift).clamp(min=0)
-                states = states if len(states) else hidden.new_empty(len(rows), hidden.shape[-1])
-                states[mine] = hidden[row, place[row, slot]]
+            if len(live := group.nonzero().squeeze(1)):
+                mine.append(group[rows].nonzero().squeeze(1))
+                row, slot = torch.searchsorted(live, rows[mine[-1]]), canvas.start + slots[mine[-1]] - shift
+                parts.append(self.run(canvas, live, at[live], row, slot.clamp(min=0)))
         self.tally.read(rows)
         self.since = torch.where(plan.changed, self.turn[:, None], self.since)
         self.known = (self.known & ~plan.changed) | plan.read
         self.response = torch.where(plan.asking[:, None], canvas.response, self.response)
         self.turn = self.turn + plan.asking
-        return head(self.module, states)
+        both = len(parts) == 2
+        return head(self.module, torch.cat(parts)[torch.cat(mine).argsort()] if both else parts[0] if parts else at)
 
-    def run(self, canvas: Canvas, rows: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states (n, T, d) of the slots `at` (n, N) in these rows, and (n, N) where among the T each is."""
-        ids, valid, count = canvas.ids[rows], canvas.valid[rows], at.sum(1, keepdim=True)
+    def run(self, canvas: Canvas, rows: Tensor, at: Tensor, row: Tensor, slot: Tensor) -> Tensor:
+        """Run the slots `at` (n, N) of these rows (n,). Hidden states (m, d) at the m places (row, slot) among them."""
+        ids, valid = (values if len(rows) == len(values) else values[rows] for values in (canvas.ids, canvas.valid))
         self.kv.running = None if len(rows) == len(self.kept) else torch.searchsorted(self.kept, rows)
         self.tally.ran(rows, (at & valid).sum(1), valid.sum(1))
         if bool(at.all()):
-            return self.module.hidden(ids, valid, kv=self.kv), at.cumsum(1) - 1
+            return self.module.hidden(ids, valid, kv=self.kv)[row, slot]
+        count = at.sum(1, keepdim=True)
         order = at.long().sort(dim=1, descending=True, stable=True).indices[:, : int(count.max())]
         positions = torch.where(torch.arange(order.shape[1], device=at.device) < count, order, order[:, :1])
-        return self.module.hidden(ids.gather(1, positions), valid, positions=positions, kv=self.kv), at.cumsum(1) - 1
+        hidden = self.module.hidden(ids.gather(1, positions), valid, positions=positions, kv=self.kv)
+        return hidden[row, at.cumsum(1)[row, slot] - 1]
 
     def complete(self, prediction: Prediction) -> Prediction:
         """What was read now, and what is known about the other slots asked."""
