@@ -354,6 +354,27 @@ def test_fused_attention_is_plain_attention(model):
     assert torch.allclose(layers.attend(q, k, v, valid), by_matmuls(q, k, v, valid), atol=1e-6)
 
 
+def test_work_is_in_records_and_traces(model):
+    from unmask.views.trace import packed, record
+
+    (seen,) = record(model, ["Tom has"], {"plain": Strategy()}, unmask.Decoding(length=8, cache="near"))
+    made = unmask.generate(model, "Tom has", Strategy(), length=8, cache="near")
+    assert seen.work == made.work and 0 < seen.work < 1
+    assert packed([seen])["runs"][0]["work"] == seen.work
+    assert f"<td>{made.work:.2f}</td>" in made._repr_html_()
+
+
+def test_the_bench_as_a_table():
+    from unmask.tools.bench_cache import VARIANTS, table
+
+    ones = dict.fromkeys(VARIANTS, 0.5)
+    made = table({
+        "rows": 50, "work": ones, "forwards": ones, "time": {1: ones, 50: ones}, "refresh_equal": True,
+        "most_rows_done": {"prefix": 0.2, "near": 0.6}, "batches_by_length": 0.7,
+    })  # fmt: skip
+    assert "0.500 (aim 0.167, 1/6)" in made and "0.50 (aim <= 1.05)" in made and "prefix 0.20, near 0.60" in made
+
+
 # ---------------------------------------------------------------- batches by length
 
 
