@@ -29,7 +29,7 @@ _WHERE = {
         "decoding.rules.readiness": "Stable Leap Hierarchy Levels Spaced Wide AboveMean",
         "decoding.rules.remasking": "Remask",
         "decoding.rules.schedules": "Even Across Fixed Due Timesteps Curve Shift Cosine LogitNormal",
-        "decoding.rules.revising": "EarlyAnswer FillEOT PadEOT Verify Refine Backtrack Replace",
+        "decoding.rules.revising": "EarlyAnswer Finish FillEOT PadEOT Verify Refine Backtrack Replace",
         "decoding.rules.selection": "Quota Threshold Factor EntropyBound DynamicThreshold EntropyThreshold Everything",
         "decoding.rules.support": "Support Neighbours CertaintyDensity",
         "decoding.rules.tokens": "Argmax Gumbel ForbidEOT Credit EndPenalty",

@@ -25,7 +25,9 @@ from unmask.decoding.rules import TokenRule
 from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.decoding.settings import longest
 from unmask.errors import UserError, finite, whole
+from unmask.models.denoisers import caching, ours
 from unmask.models.images import Picture, opened
+from unmask.models.layers import Cost
 from unmask.models.model import Messages, Model
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Messages | Sequence[int]
 Images: TypeAlias = "Sequence[Picture | Sequence[Picture] | None]"  # of every prompt: one, several or none
+SORTED = 16  # batches among which prompts are sorted by length
 SPAN = re.compile(r"\[MASK(?:\*(\d+))?\]")  # [MASK] or [MASK*12] in infilled text
 
 
@@ -48,7 +51,7 @@ class Decoding:
     temperature: float | None = None  # 0 takes the likeliest token; None leaves it to the method
     seed: int | Sequence[int] = 0  # sample number i is drawn with seed + i, or with seed[i]
     cfg: float = 0.0  # guidance scale
-    cache: str | None = None  # prefix, dual or prefix-lm
+    cache: str | None = None  # prefix, dual, prefix-lm or near, which takes settings: "near:best=4,near=6"
     batch: int = 8  # prompts decoded together
     raw: bool = False  # no chat template
     system: str | None = None  # a system prompt
@@ -75,11 +78,7 @@ class Decoding:
         put("ban", tuple(whole("ban", i) for i in self.ban))
         if self.infill is not None and self.length is not None:
             raise UserError("infilled text has a length of its own: give infill or length, not both")
-        if self.cache not in CACHES:
-            raise UserError(f"the cache is {', '.join(filter(None, CACHES))}, not {self.cache!r}")
-
-
-CACHES = (None, "none", "prefix", "dual", "prefix-lm")
+        caching(self.cache)
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,13 @@ class Generation:
     steps: int  # T, the budget
     seed: int
     seconds: float  # of the batch it was decoded in, divided by its rows
+    work: float | None = None  # its multiplications over those of a plain decode (see `plain_work`); None: not counted
 
     def _repr_html_(self) -> str:
         """In a notebook: the text, and its figures in a small table."""
         figures = {"tokens": len(self.tokens), "forwards": self.forwards, "EOT": f"{self.eot_ratio:.2f}",
-                   "ties": f"{self.tie_rate:.2f}", "seconds": f"{self.seconds:.2f}"}  # fmt: skip
+                   "ties": f"{self.tie_rate:.2f}", "seconds": f"{self.seconds:.2f}",
+                   **({} if self.work is None else {"work": f"{self.work:.2f}"})}  # fmt: skip
         head, body = (
             "".join(f"<{tag}>{x}</{tag}>" for x in row) for tag, row in (("th", figures), ("td", figures.values()))
         )
@@ -138,11 +139,12 @@ def generate(  # type: ignore[misc]  # the overloads say what comes back; the op
 
     length: L, response tokens. steps: T, by default the method's pace (L / 2 in the paper). temperature: 0 takes the
     likeliest token; None leaves it to the method. seed: sample number i is drawn with seed + i (or seed[i]). cfg: guidance
-    scale. cache: "prefix", "dual" or "prefix-lm". batch: prompts decoded together. raw: no chat template. system: a system
-    prompt. stop: the text is cut before the first of these strings. ban: token ids that are never written. infill: the
-    response as text with spans to fill, "Dear [MASK*8], thank you"; L is its length. samples: how many per prompt, one
-    after the other. images: for every prompt its picture or list of pictures (a path, bytes or a Pillow image) or None; the
-    prompt says `<image>` where they go. watch: callables given (step, score, chosen) after every forward that decodes.
+    scale. cache: "prefix", "dual", "prefix-lm" or "near", which takes settings: "near:best=4,near=6". batch: prompts decoded
+    together. raw: no chat template. system: a system prompt. stop: the text is cut before the first of these strings. ban:
+    token ids that are never written. infill: the response as text with spans to fill, "Dear [MASK*8], thank you"; L is its
+    length. samples: how many per prompt, one after the other. images: for every prompt its picture or list of pictures (a
+    path, bytes or a Pillow image) or None; the prompt says `<image>` where they go. watch: callables given (step, score,
+    chosen) after every forward that decodes.
     """
     decoding = Decoding(
         length, steps, temperature, seed, cfg, cache, batch, raw, system, stop, ban, infill, samples
@@ -165,21 +167,45 @@ def generations(
     images: Images | None = None,
     watch: Sequence[Watch] = (),
 ) -> Iterator[Generation]:
-    """One Generation per prompt and sample, as the batches are done."""
+    """One Generation per prompt and sample, in their order, as the batches are done.
+
+    Prompts that come as a list are put into batches by their length, among 16 batches at a time, so that less is padded;
+    with a watcher they stay in their order, as they do in a generator's.
+    """
     strategy = strategy_for(model, method, decoding)
+    sort = isinstance(prompts, (list, tuple)) and not watch
     prompts = list(prompts)  # generators, too
     pictures = _pictures(images, len(prompts))
     encoded = encode_prompts(model, prompts, decoding, pictures, strategy)
     pictures = [some for some in pictures for _ in range(decoding.samples)]
     seeds = _seeds(decoding.seed, len(encoded))
-    for first in range(0, len(encoded), decoding.batch):
-        some = slice(first, first + decoding.batch)
+    made: dict[int, Generation] = {}
+    told = 0
+    for some in batches([len(ids) for ids in encoded], decoding.batch, sort):
         begun = time.perf_counter()
-        shown = [opened(picture) for row in pictures[some] for picture in row]
-        canvas = open_canvas(model, encoded[some], strategy, decoding)
-        done = decode_canvas(model, canvas, strategy, decoding, seeds[some], shown, watch)
+        shown = [opened(picture) for i in some for picture in pictures[i]]
+        canvas = open_canvas(model, [encoded[i] for i in some], strategy, decoding)
+        seed = [seeds[i] for i in some]
+        done = decode_canvas(model, canvas, strategy, decoding, seed, shown, watch)
         seconds = (time.perf_counter() - begun) / canvas.rows
-        yield from read_canvas(model, done, strategy, decoding, seeds[some], seconds)
+        made.update(zip(some, read_canvas(model, done, strategy, decoding, seed, seconds), strict=True))
+        while told in made:
+            yield made.pop(told)
+            told += 1
+
+
+def partition(sizes: Sequence[int], batch: int) -> list[list[int]]:
+    """Rows of similar length together, always in the same batches, whatever was done before."""
+    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
+    return [order[first : first + batch] for first in range(0, len(order), batch)]
+
+
+def batches(sizes: Sequence[int], batch: int, sort: bool) -> Iterator[list[int]]:
+    """The rows of every batch: in their order, or sorted by length among the rows of SORTED batches."""
+    for first in range(0, len(sizes), SORTED * batch):
+        some = sizes[first : first + SORTED * batch]
+        found = partition(some if sort and len(some) > batch else [0] * len(some), batch)
+        yield from ([first + i for i in rows] for rows in found)
 
 
 # ---------------------------------------------------------------- prompts -> canvas
@@ -327,12 +353,25 @@ def decode_canvas(
     """Decode one canvas to its end; `images` are the pictures of its rows, one row after the other."""
     session = model.denoiser(decoding.cfg, decoding.cache, images).begin(canvas)
     try:
-        return run(decode(canvas, strategy, decoding.steps, seeds, watch), session)
+        done = run(decode(canvas, strategy, decoding.steps, seeds, watch), session)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if type(error) is RuntimeError and "can't allocate memory" not in str(error):  # how a CPU says it is full
             raise
         rows = f"{canvas.rows} rows of {canvas.length} tokens"
         raise UserError(f"not enough memory for {rows}; use a smaller batch or length") from error
+    tally, cost = getattr(session, "tally", None), getattr(model.module, "cost", None)
+    return replace(done, work=cost(tally.tokens, tally.pairs, tally.slots)) if tally and cost else done
+
+
+def plain_work(cost: Cost, prompt: int, length: int, masks: int, steps: int) -> int:
+    """Multiplications of a plain decode: at most `steps` forwards over the whole of a row, P + L tokens that attend to one
+    another, each of which reads the slots that are masked still and decodes an even share of them."""
+    work, row = 0, prompt + length
+    for left in range(steps, 0, -1):
+        if masks:
+            work += row * (cost.token + cost.key * row) + cost.slot * masks
+            masks -= -(-masks // left)
+    return work
 
 
 # ---------------------------------------------------------------- canvas -> Generations
@@ -350,16 +389,28 @@ def read_canvas(
     first_end = ((ids == (model.vocab.eot_ids or (-1,))[0]) & real).sum(1) / real.sum(1)
     any_end = (torch.isin(ids, torch.tensor(model.vocab.eot_ids, device=ids.device)) & real).sum(1) / real.sum(1)
     length = response_length(model, decoding)
+    work = _share_of_plain(model, done, length, decoding)
     return [
         Generation(
             text=cut(model.text(ids[row][real[row]]), decoding.stop), tokens=ids[row][real[row]].tolist(),
             order=when[row][real[row]].tolist(), forwards=int(done.forwards[row]),
             tie_rate=int(done.ties[row]) / max(1, int(done.chosen[row])),
             eot_ratio=float(first_end[row]), eot_ratio_all=float(any_end[row]),
-            steps=strategy.steps(length, decoding.steps), seed=seeds[row], seconds=seconds,
+            steps=strategy.steps(length, decoding.steps), seed=seeds[row], seconds=seconds, work=work[row],
         )
         for row in range(done.canvas.rows)
     ]  # fmt: skip
+
+
+def _share_of_plain(model: Model, done: Decoded, length: int, decoding: Decoding) -> list[float | None]:
+    """Every row's multiplications over those of plain decoding in as many steps as were asked for, or L / 2."""
+    if done.work is None or not ours(model.module):
+        return [None] * done.canvas.rows
+    prompts = done.canvas.valid[:, : done.canvas.start].sum(1).tolist()
+    masks = [length - n for n in (done.canvas.fixed & done.canvas.real).sum(1).tolist()]
+    steps, times = Strategy().steps(length, decoding.steps), 2 if decoding.cfg else 1  # guidance runs two canvases
+    plain = [plain_work(model.module.cost, p, length, m, steps) for p, m in zip(prompts, masks, strict=True)]
+    return [work / (times * all_) if all_ else None for work, all_ in zip(done.work.tolist(), plain, strict=True)]
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

@@ -118,6 +118,9 @@ COMPOSED = {
     "credit + growing length": Strategy(tokens.Credit(), revise=(lengths.Density(30, 2, 0.2, 0.4, 4),)),
     "wino + growing length": Strategy(revise=(revising.Verify(0.8), lengths.Density(30, 2, 0.2, 0.4, 4, until=12))),
     "sliding + saber": Strategy(select=readiness.AboveMean(), focus=focus.Sliding(5), revise=(revising.Backtrack(),)),
+    "sacm + finish": METHODS["sacm"].with_(finish=2),
+    "support + finish in blocks": METHODS["sacm-support"].with_(finish=1, block=5),
+    "prophet + finish": replace(METHODS["sacm"], revise=(revising.Finish(9), revising.EarlyAnswer(9.0, 9.0, 9.0))),
     "drawn + sacm": replace(METHODS["sacm"], modifiers=(*METHODS["sacm"].modifiers, modifiers.Jitter(0.2))),
 }
 ALL = {**METHODS, **COMPOSED}
@@ -177,7 +180,10 @@ def test_a_strategy_is_its_recipe(name: str) -> None:
 def test_infilled_text_stays(name: str) -> None:
     strategy = replace(ALL[name], anchors=())
     before = canvas(12).pin([5, 6, 7], 0).pin([8], 9)
-    refuses = next((rule for rule in strategy.revise if isinstance(rule, (lengths.Resize, revising.EarlyAnswer))), None)
+    refuses = next(
+        (rule for rule in strategy.revise if isinstance(rule, (lengths.Resize, revising.EarlyAnswer, revising.Finish))),
+        None,
+    )
     if refuses and getattr(refuses, "start", None) is None:
         with pytest.raises(unmask.UserError, match=r"length of their own|behind an anchor"):
             decoded(Hashed(), before, strategy, 5)

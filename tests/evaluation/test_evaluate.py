@@ -14,10 +14,11 @@ import unmask
 from unmask.cli import main
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import check, evaluate, partition
+from unmask.evaluation.evaluate import check, evaluate
 from unmask.evaluation.metrics import answer_time
 from unmask.evaluation.recipe import Options, for_task
 from unmask.evaluation.store import finished, locked
+from unmask.generation import partition
 from unmask.tasks import Rows, find
 from unmask.tasks.data import Loaded
 

@@ -123,6 +123,22 @@ def test_seeds_become_one_line(tmp_path):
     assert "14.14" in table([record], "markdown")
 
 
+def test_runs_from_before_work_was_counted(tmp_path):
+    old = write_run(tmp_path, "uniform", 5, seed=0).with_suffix(".json")
+    record = json.loads(old.read_text())
+    del record["summary"]["work"]
+    old.write_text(json.dumps(record))
+    assert "work" not in table(records([str(tmp_path)]), "markdown")
+    new = write_run(tmp_path, "uniform", 7, seed=1).with_suffix(".json")
+    record = json.loads(new.read_text())
+    record["summary"]["work"] = 0.25
+    new.write_text(json.dumps(record))
+    for first in (old, new):  # in whatever order they are found
+        (found,) = records([str(first), str(old), str(new)])
+        assert found["summary"]["accuracy"] == 0.6
+    assert "0.25" in table(records([str(new)]), "markdown")
+
+
 def test_a_plot(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     write_run(tmp_path, "sacm", 8)

@@ -18,9 +18,10 @@ import unmask
 from unmask.cli import main
 from unmask.decoding.methods import method
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Batch, evaluate, partition
+from unmask.evaluation.evaluate import Batch, evaluate
 from unmask.evaluation.recipe import Options, for_task, recipe
 from unmask.evaluation.workers import Worker, Workers, _portable, fingerprint, outline
+from unmask.generation import partition
 from unmask.tasks import find
 
 pytest.importorskip("ray")

@@ -81,7 +81,7 @@ def demo(args: argparse.Namespace) -> None:
     IMAGE,
     option("--stream", action="store_true", help="print the text as its beginning settles (one prompt)"),
     LIVE,
-    option("--json", action="store_true", help="one JSON record per line: text, tokens, order, forwards, tie rate, EOT ratio"),
+    option("--json", action="store_true", help="one JSON record per line: text, tokens, order, forwards, work, tie rate, EOT ratio"),
     option("-o", "--out", metavar="FILE", help="write those records to a file; the same command resumes after a crash"),
     MODEL,
 )  # fmt: skip
@@ -170,6 +170,7 @@ def compare(args: argparse.Namespace) -> None:
             print(json.dumps({**row, "method": name, **asdict(generation)}, ensure_ascii=False), flush=True)
         else:
             figures = f"{generation.forwards} forwards, EOT {generation.eot_ratio:.2f}, ties {generation.tie_rate:.2f}"
+            figures += "" if generation.work is None else f", work {generation.work:.2f}"
             print(f"{name}  ({figures})\n{indent(generation.text.strip() or '(empty)', '  ')}\n", flush=True)
 
 

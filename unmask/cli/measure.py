@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 from unmask.cli.options import (
     DATA,
@@ -39,6 +40,10 @@ from unmask.cli.options import (
 from unmask.errors import UserError
 from unmask.files import write_text
 from unmask.progress import Bar
+
+if TYPE_CHECKING:
+    from unmask.evaluation.recipe import Options
+    from unmask.tasks import Task
 
 
 @command(
@@ -122,7 +127,7 @@ def grade(args: argparse.Namespace) -> None:
 
 
 @command(
-    "tune", "choose kappa, beta and gamma for a model and a task on its tuning rows, never on test rows",
+    "tune", "choose kappa, beta and gamma, or the near cache's settings, on a task's tuning rows, never on test rows",
     """
   unmask tune --task cups                                       the paper's 36 points by successive halving, and
   unmask eval --task cups --settings runs/tune-tiny-cups/settings.json        what they are worth on the test rows
@@ -130,6 +135,8 @@ def grade(args: argparse.Namespace) -> None:
   unmask tune --task cups --full                                the paper's full sweep; reuses what halving decoded
   unmask tune --task cups --check                               both: is it the same point, and what was saved?
   unmask tune --task cups --kappa 6,8,10,12,14 --gamma 0.55,0.7,0.85,1
+  unmask tune --task cups --cache near --count 256              the cache's best, near, again and refresh instead
+  unmask tune --task cups --cache near --method sacm-support --set finish=2 --best 2,4 --refresh 0
   the same command again resumes""",
     option("--task", required=True, metavar="NAME", help="gsm8k, math500, strategyqa, chartqa, mbpp, stories, cups, compass"),
     option("--method", default="sacm", metavar="NAME", help="a method with kappa, beta and gamma: sacm, sacm-margin (default: sacm)"),
@@ -140,6 +147,10 @@ def grade(args: argparse.Namespace) -> None:
     option("--kappa", metavar="A,B", help="values to try (default: 12,14)"),
     option("--beta", metavar="A,B", help="values to try (default: 1,1.1,1.2,1.3,1.4,1.5)"),
     option("--gamma", metavar="A,B", help="values to try (default: 0.7,0.85,1)"),
+    option("--best", metavar="A,B", help="with --cache near: values to try (default: 4,8)"),
+    option("--near", metavar="A,B", help="with --cache near: values to try (default: 4,6)"),
+    option("--again", metavar="A,B", help="with --cache near: values to try (default: 1,2)"),
+    option("--refresh", metavar="A,B", help="with --cache near: values to try; 0 never refreshes (default: 0,16)"),
     option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="another setting, the same for all points"),
     DATA,
     DECODING,
@@ -160,6 +171,11 @@ def tune(args: argparse.Namespace) -> None:
     task, options = task_of(args.task), evaluating(args)
     evaluation.check_code(task, options)
     fixed = parse(args.settings)
+    if args.cache == "near":
+        tune_near(args, task, options, fixed)
+        return
+    if cached := [name for name in ("best", "near", "again", "refresh") if getattr(args, name) is not None]:
+        raise UserError(f"--{cached[0]} is a setting of the near cache: add --cache near")
     if tuned := [name for name in tune.GRID if name in fixed]:
         raise UserError(f"{tuned[0]} is what is tuned; --{tuned[0]} {fixed[tuned[0]]} tries this value alone")
     ((method, strategy),) = for_task(task, methods_of([args.method]), {**fixed, **task.settings}).items()
@@ -206,6 +222,44 @@ def tune(args: argparse.Namespace) -> None:
     words = typed({"task": args.task, "methods": f"{args.method},top-probability", "model": args.model, "settings": out,
                    **{name: getattr(args, name) for name in given}})  # fmt: skip
     print(f"settings: {out}\nnext:  unmask eval {words}")
+
+
+def tune_near(args: argparse.Namespace, task: Task, options: Options, fixed: dict[str, Any]) -> None:
+    """`unmask tune --cache near`: the cache's settings, with the method's as they are."""
+    from unmask.evaluation import evaluate as evaluation
+    from unmask.evaluation import tune_cache as tune
+    from unmask.evaluation.recipe import for_task
+    from unmask.files import write_whole
+
+    other = [
+        name
+        for name in ("kappa", "beta", "gamma", "first", "full", "check")
+        if getattr(args, name) not in (None, False)
+    ]
+    if other:
+        raise UserError(
+            f"--cache near tunes the cache alone: leave out --{other[0]} (--set fixes a setting of the method)"
+        )
+    ((method, strategy),) = for_task(task, methods_of([args.method]), fixed).items()
+    grid = {name: tune.values(name, getattr(args, name)) for name in tune.GRID}
+    tune.points(grid)
+    if args.out:
+        writable(args.out)
+    skip = args.bad_rows == "skip"
+    rows = evaluation.load_rows(task, "tuning", data_of(args, task), args.count, skip_bad=skip, shuffle=args.seed)
+    if len(rows.rows) < args.count:
+        say(f"{task.name} has {len(rows.rows)} tuning rows, fewer than {args.count}")
+    folder = Path(args.folder or f"runs/tune-{Path(args.model).name}-{task.name}-near")
+    with replicas(args) as (model, pool), Bar() as bar:
+        record = tune.tune(
+            model, task, method, strategy, rows, options, folder, grid=grid, report=bar.accuracy, pool=pool
+        )
+    text = f"{tune.table(record)}\n{tune.told(record)}\n"
+    write_whole(args.out or folder / "cache.json", record)
+    write_text(folder / "table.md", text)
+    print(
+        json.dumps(record, ensure_ascii=False) if args.json else f"{text}\nrecord: {args.out or folder / 'cache.json'}"
+    )
 
 
 @command(

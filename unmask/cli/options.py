@@ -84,7 +84,7 @@ METHODS = option(
 )
 SETTINGS = together(
     option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
-           help="a setting of the method, e.g. kappa=12, gamma=0, text='Answer:', at=-40, block=64, tau=0.8 (repeatable)"),
+           help="a setting of the method, e.g. kappa=12, gamma=0, text='Answer:', at=-40, block=64, tau=0.8, finish=2 (repeatable)"),
     option("--settings", metavar="FILE", dest="settings_file", help="settings chosen by `unmask tune`; --set takes precedence"),
 )  # fmt: skip
 # One option for every field of unmask.Decoding that all decoding commands have.
@@ -94,8 +94,8 @@ DECODING = together(
     option("--temperature", type=float, help="0 takes the likeliest token (default: the method's own, 0 for nearly all)"),
     option("--seed", type=int, default=0, help="seed of the random numbers (default: 0)"),
     option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance scale (default: 0, off)"),
-    option("--cache", choices=["none", "prefix", "dual", "prefix-lm"],
-           help="K/V cache: Fast-dLLM's prefix or dual, LaViDa's prefix-lm (its default); faster, but tokens may differ"),
+    option("--cache", metavar="NAME", help="K/V cache: Fast-dLLM's prefix or dual, LaViDa's prefix-lm (its default), or near, which runs "
+           "slots anywhere and takes settings, near:best=8,near=4,again=2,refresh=16; faster, but tokens may differ"),
     option("--batch", type=int, default=8, metavar="N", help="prompts decoded together (default: 8)"),
     option("--system", metavar="TEXT", help="a system prompt"),
     option("--raw", action="store_true", help="give the prompt to the model as it is, without a chat template"),

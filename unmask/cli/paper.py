@@ -169,6 +169,7 @@ def pareto(args: argparse.Namespace) -> None:
     """
   unmask accept --workers 2                            about two hours on two cores; the same command resumes
   unmask accept --split tuning --count 100 --experiments main --out runs/quick
+  unmask accept --split tuning --count 256 --experiments near          the near cache alone, a row for each task
   unmask accept --model build/tiny --freeze frozen.json     before test rows are decoded: the hashes of what is tested""",
     option("--model", default="tiny", metavar="DIR", help="the checkpoint; its rainbow-padded one is called DIR-rainbow (default: tiny)"),
     option("--split", choices=["tuning", "test"], default="test", help="which rows (default: test, if the model is frozen)"),
@@ -196,13 +197,17 @@ def accept(args: argparse.Namespace) -> None:
     wanted = acceptance.suite(args.split, args.count)
     if args.experiments:
         known = {e.name: e for e in wanted}
-        if unknown := [name for name in names(args.experiments) if name not in known]:
-            raise UserError(f"there is no experiment {unknown[0]!r} here; there are {', '.join(known)}")
-        wanted = [known[name] for name in names(args.experiments)]
+        if unknown := [name for name in names(args.experiments) if name not in (*known, "near")]:
+            raise UserError(f"there is no experiment {unknown[0]!r} here; there are {', '.join(known)}, near")
+        wanted = [known[name] for name in names(args.experiments) if name in known]
     setting = plan.Setting((args.model,), Path(args.out), workers=args.workers, ray_address=args.ray_address)
-    book = run(wanted, setting)
+    book = run(wanted, setting) if wanted else plan.planned([], setting, plan.Shelf(setting.loading))
+    near = []
+    if not args.experiments or "near" in names(args.experiments):
+        with Bar() as bar:
+            near = acceptance.cached(model, setting.out, args.split, args.count, bar.accuracy)
     words = ["unmask", "accept", "--model", args.model, "--split", args.split, "--count", str(args.count)]
-    made = acceptance.page(model, wanted, book, setting, args.split, args.count, shlex.join(words))
+    made = acceptance.page(model, wanted, book, setting, args.split, args.count, shlex.join(words), near)
     print(page.as_markdown(made))
     for file in page.write(made, setting.out):
         print(file)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from unmask.cli.options import command, option
+from unmask.errors import UserError
 from unmask.files import write_whole
 from unmask.progress import track
 
@@ -43,8 +44,12 @@ def verify(args: argparse.Namespace) -> None:
     "bench", "speed and memory of decoding, as ratios within one run",
     """
   unmask bench
-  unmask bench --json --seconds 60                      on a noisy machine, more rounds""",
-    option("--seconds", type=float, default=12, metavar="S", help="how long each of the two shapes is timed (default: 12)"),
+  unmask bench --json --seconds 60                      on a noisy machine, more rounds
+  unmask bench cache                                    what the near cache saves, on the bundled model""",
+    option("what", nargs="?", choices=["decoding", "cache"], default="decoding", help="what is measured (default: decoding)"),
+    option("--seconds", type=float, metavar="S", help="how long each of the two shapes is timed (default: 12), or the caches (60)"),
+    option("--rows", type=int, default=50, metavar="N", help="cache: questions decoded together (default: 50)"),
+    option("--model", default="tiny", metavar="DIR_OR_ID", help='cache: the model (default: the bundled "tiny")'),
     option("--device", default="cpu", help="where to run it (default: cpu)"),
     option("--json", action="store_true", help="print the whole record as JSON"),
 )  # fmt: skip
@@ -54,7 +59,16 @@ def bench(args: argparse.Namespace) -> None:
     from unmask.tools.bench import SHAPES, table
     from unmask.tools.bench import bench as measured
 
-    records = list(track(measured(args.seconds, args.device), len(SHAPES), "timing"))
+    if args.what == "cache":
+        from unmask.models.loading import load
+        from unmask.tools import bench_cache
+
+        if args.rows < 1:
+            raise UserError(f"--rows is at least 1, not {args.rows}")
+        found = bench_cache.measure(load(args.model, device=args.device), args.seconds or 60, args.rows)
+        print(json.dumps({"machine": machine(), **found}, indent=1) if args.json else bench_cache.table(found))
+        return
+    records = list(track(measured(args.seconds or 12, args.device), len(SHAPES), "timing"))
     times = speedup()
     if args.json:
         print(json.dumps({"machine": machine(), "workers_speedup": times, "shapes": records}, indent=1))

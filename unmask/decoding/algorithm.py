@@ -88,6 +88,7 @@ class Decoded:
     forwards: Tensor  # (B,) NFE: forwards in which the row had something to ask
     ties: Tensor  # (B,) selections decided by a tie
     chosen: Tensor  # (B,) selections in all
+    work: Tensor | None = None  # (B,) multiplications, where whoever ran it has counted them
 
 
 def decode(
@@ -139,7 +140,8 @@ def decode(
                 watcher(replace(step, after=canvas), score, chosen)
             ties, total = ties + tied(step, score, chosen), total + chosen.sum(1)
             if canvas.length != step.canvas.length:  # a method that resizes has one window, all of the response
-                window, score = slice(0, canvas.length), None
+                score = torch.nn.functional.pad(score, (0, canvas.length - window.stop))
+                window = slice(0, canvas.length)
     return Decoded(canvas, forwards, ties, total)
 
 

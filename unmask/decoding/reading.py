@@ -32,7 +32,9 @@ class Ask:
     where: Tensor
     read: Reader
     forward: int  # which forward of the decode this is
-    score: Tensor | None = None  # (B, L) the last c~, where there was one for a response of this length
+    score: Tensor | None = (
+        None  # (B, L) the last c~, where there was one; of no use to a row whose length has changed since
+    )
     current: Tensor | None = None  # (B, L) the tokens that `Prediction.current` is about; None: those on the canvas
 
     @property

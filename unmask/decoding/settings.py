@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from unmask.errors import UserError
+from unmask.errors import UserError, whole
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -102,6 +102,9 @@ def changed(strategy: Strategy, settings: dict[str, Any]) -> Strategy:
     for given, value in settings.items():
         owner, _, name = given.rpartition(".")
         name = f"{name}_" if name == "lambda" else name  # a reserved word in Python
+        if given == "finish":
+            strategy = finishing(strategy, value)
+            continue
         if not owner and name in {f.name for f in fields(strategy)}:
             strategy = replace(strategy, **{name: fitting(strategy, name, value)})
             continue
@@ -114,6 +117,21 @@ def changed(strategy: Strategy, settings: dict[str, Any]) -> Strategy:
             raise UserError(f"{name!r} is a setting of {' and of '.join(sorted(owners))}: say {which}")
         strategy = _set(strategy, owner or owners.pop(), name, value)
     return strategy
+
+
+def finishing(strategy: Strategy, n: Any) -> Strategy:
+    """The strategy that decodes the rest at once when the n slots behind its anchor are settled; None: that goes on."""
+    from unmask.decoding.rules.revising import Finish
+
+    others = tuple(rule for rule in strategy.revise if not isinstance(rule, Finish))
+    return replace(strategy, revise=others if n is None else (Finish(whole("finish", n, 1)), *others))
+
+
+def can_finish(strategy: Strategy) -> bool:
+    from unmask.decoding.rules.anchors import Template
+    from unmask.decoding.rules.revising import reopening
+
+    return any(not isinstance(anchor, Template) for anchor in strategy.anchors) and not reopening(strategy)
 
 
 def offered(strategy: Strategy) -> list[tuple[str, Any, float | None, float | None]]:
@@ -134,6 +152,7 @@ def applied(strategy: Strategy, settings: dict[str, Any]) -> tuple[Strategy, lis
     """The strategy with whichever of the settings it has, and their names: for several methods under one flag."""
     own = {f.name for item in (strategy, *rules(strategy)) for f in fields(item)}
     own |= {f"{type(rule).__name__}.{f.name}" for rule in rules(strategy) for f in fields(rule)}
+    own |= {"finish"} if can_finish(strategy) else set()
     used = {name: value for name, value in settings.items() if name in own}
     return changed(strategy, used), list(used)
 

@@ -24,18 +24,12 @@ from unmask.evaluation.significance import mean, paired, spread, wilson
 from unmask.evaluation.store import Example, append, borrowed, finished, locked
 from unmask.evaluation.votes import VOTES, extraction
 from unmask.files import write_whole
-from unmask.generation import Decoding, generations
+from unmask.generation import Decoding, generations, partition
 from unmask.models.images import Stored, found
 from unmask.models.model import Model
 from unmask.tasks import Grade, Row, Rows, Task
 from unmask.tasks.programs import Limits, grade_many
 from unmask.tasks.sandbox import isolation
-
-
-def partition(sizes: Sequence[int], batch: int) -> list[list[int]]:
-    """Rows of similar length together, always in the same batches, whatever was done before."""
-    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], i))
-    return [order[first : first + batch] for first in range(0, len(order), batch)]
 
 
 def grade_all(task: Task, pairs: Sequence[tuple[str, Row]], options: Options) -> list[Grade]:
@@ -144,7 +138,7 @@ def run_batch(model: Model, batch: Batch) -> list[Example]:
             "gold": row.get(task.gold), "group": row.get(task.group) if task.group else None,
             "extracted": grade.extracted, "rule": grade.rule, "correct": bool(grade.correct), "modes": others,
             "nfe": generation.forwards, "tie_rate": generation.tie_rate, "eot_ratio": generation.eot_ratio,
-            "eot_ratio_all": generation.eot_ratio_all, "seconds": generation.seconds, "seed": generation.seed,
+            "eot_ratio_all": generation.eot_ratio_all, "seconds": generation.seconds, "work": generation.work, "seed": generation.seed,
             **answer_time(generation.tokens, generation.order, generation.forwards, anchors),
             "tokens": generation.tokens, "order": generation.order,
         })  # fmt: skip
@@ -255,9 +249,10 @@ def evaluate(
     out: str | Path = "runs/eval",
     report: Report = lambda *_: None,
     pool: Pool | None = None,
+    summary: str = "summary.json",
 ) -> dict[str, Any]:
-    """Every method on the same rows; what `unmask eval --json` prints, also written to the folder's summary.json. The batches
-    are done by this process one after the other, or by `pool`: then the model needs no weights here."""
+    """Every method on the same rows; what `unmask eval --json` prints, also written to the file `summary` of the folder. The
+    batches are done by this process one after the other, or by `pool`: then the model needs no weights here."""
     check(model, task, methods, options)
     first = options.seed if isinstance(options.seed, int) else options.seed[0]
     runs = [
@@ -265,7 +260,7 @@ def evaluate(
         for name, strategy in methods.items()
         for k in range(options.seeds if draws(strategy, options) else 1)
     ]
-    return run_planned(model, runs, report, pool)
+    return run_planned(model, runs, report, pool, summary)
 
 
 def run_planned(

@@ -78,6 +78,7 @@ def summarise(examples: Sequence[Example], length: int) -> dict[str, Any]:
         "early_answer": share("early_answer"),
         "answer_progress": share("answer_progress"),
         "nfe": share("nfe"),
+        "work": share("work"),
         "tie_rate": share("tie_rate"),
         "tokens_per_forward": n * length / forwards if forwards else None,
         "tokens_per_second": n * length / seconds if seconds else None,

@@ -53,9 +53,17 @@ class Options(Decoding):
 def for_task(
     task: Task, methods: Sequence[str] | Mapping[str, Strategy], wanted: Mapping[str, Any] | None = None
 ) -> dict[str, Strategy]:
-    """Methods by name (or strategies by what they are called) with the task's anchor and (kappa, beta, gamma), then the user's settings."""
+    """Methods by name (or strategies by what they are called) with the task's anchor and (kappa, beta, gamma), then the user's
+    settings; finish=True waits for the task's longest answer."""
+    wanted = dict(wanted or {})
+    if wanted.get("finish") is True:
+        if task.answer_tokens is None:
+            raise UserError(
+                f"{task.name} does not say how many tokens an answer has: set finish to a number, as in finish=4"
+            )
+        wanted["finish"] = task.answer_tokens
     damping = {f"AnchorModulation.{name}": value for name, value in task.settings.items()}
-    return strategies(methods, wanted or {}, {**damping, "text": task.anchor})
+    return strategies(methods, wanted, {**damping, "text": task.anchor})
 
 
 def draws(strategy: Strategy, options: Options) -> bool:

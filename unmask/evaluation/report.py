@@ -94,7 +94,7 @@ def joined(found: Sequence[Record]) -> list[Record]:
         if len(runs) > 1:
             for key, value in summary.items():
                 if isinstance(value, (int, float)) and key != "rows":
-                    summary[key] = mean([run["summary"][key] for run in runs if run["summary"][key] is not None])
+                    summary[key] = mean([found for run in runs if (found := run["summary"].get(key)) is not None])
             summary |= {"interval": list(wilson(round(summary["correct"]), summary["rows"])), "seeds": len(runs),
                         "spread": spread([run["summary"]["accuracy"] for run in runs])}  # fmt: skip
         whole.append({**runs[0], "summary": summary})
@@ -127,8 +127,8 @@ def examples(record_or_file: str | Path) -> list[Record]:
 
 # ---------------------------------------------------------------- tables
 
-COLUMNS = ("model", "task", "method", "L", "T", "NFE", "rows", "accuracy", "low", "high", "paper", "distance", "EOT", "found", "early",
-           "progress", "tokens/forward", "tokens/s")  # fmt: skip
+COLUMNS = ("model", "task", "method", "L", "T", "NFE", "work", "rows", "accuracy", "low", "high", "paper", "distance", "EOT", "found",
+           "early", "progress", "tokens/forward", "tokens/s")  # fmt: skip
 
 
 def line(record: Record, beside: Beside = lambda record: None) -> dict[str, Any]:
@@ -142,7 +142,8 @@ def line(record: Record, beside: Beside = lambda record: None) -> dict[str, Any]
     accuracy = percent(summary["accuracy"])
     return {
         "model": recipe["model"], "task": recipe["task"], "method": record["method"], "L": recipe["length"], "T": recipe["steps"],
-        "NFE": round(summary["nfe"], 1), "rows": summary["rows"], "accuracy": accuracy, "low": percent(summary["interval"][0]),
+        "NFE": round(summary["nfe"], 1), "work": None if summary.get("work") is None else round(summary["work"], 3),
+        "rows": summary["rows"], "accuracy": accuracy, "low": percent(summary["interval"][0]),
         "high": percent(summary["interval"][1]), "paper": cell and cell.accuracy,
         "distance": round(accuracy - cell.accuracy, 2) if cell and accuracy is not None else None, "EOT": round(summary["eot_ratio"], 3),
         "found": percent(summary["answer_found"]), "early": percent(summary["early_answer"]),
@@ -291,6 +292,7 @@ def table_of_summary(summary: Mapping[str, Any]) -> str:
             "method": name, "accuracy": 100 * s["accuracy"], "95 %": "{:.1f} to {:.1f}".format(*(100 * x for x in s["interval"])),
             "EOT": s["eot_ratio"], "found": 100 * s["answer_found"],
             "early": None if s["early_answer"] is None else 100 * s["early_answer"], "progress": s["answer_progress"], "NFE": s["nfe"],
+            **({} if s.get("work") is None else {"work": s["work"]}),
             "tokens/forward": s["tokens_per_forward"], "tokens/s": s["tokens_per_second"],
             **({"spread": 100 * s["spread"], "seeds": s["seeds"]} if "spread" in s else {}),
         }

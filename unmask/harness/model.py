@@ -24,9 +24,8 @@ from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method
 from unmask.decoding.reading import run
 from unmask.errors import UserError, whole
-from unmask.evaluation.evaluate import partition
 from unmask.evaluation.recipe import for_task, frequency_hash
-from unmask.generation import Decoding, generations
+from unmask.generation import Decoding, generations, partition
 from unmask.harness.likelihood import Pair, log_likelihoods
 from unmask.models.loading import load
 from unmask.tasks import Task, find

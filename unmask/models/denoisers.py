@@ -7,7 +7,9 @@ one per decode, so that nothing is shared by accident; its `logits(ask, rows, sl
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unmask.decoding import settings
 from unmask.decoding.canvas import Canvas
-from unmask.decoding.reading import Ask, Denoiser
+from unmask.decoding.reading import Ask, Denoiser, Prediction
 from unmask.errors import UserError
 from unmask.models.layers import KV, Backbone
 
@@ -30,23 +33,52 @@ class Opens(Protocol):
     def begin(self, canvas: Canvas) -> Denoiser: ...
 
 
+class Tally:
+    """What a session has run, row by row, (B,) each: tokens, pairs of a token and a slot it attends to, and slots read.
+    Padding is not counted."""
+
+    def __init__(self, canvas: Canvas):
+        self.tokens, self.pairs, self.slots = torch.zeros(3, canvas.rows, dtype=torch.long, device=canvas.ids.device)
+
+    def ran(self, rows: Tensor, tokens: Tensor, keys: Tensor) -> None:
+        """So many tokens in each of these rows, and the slots they attended to, (n,) each."""
+        self.tokens[rows] += tokens
+        self.pairs[rows] += tokens * keys
+
+    def read(self, rows: Tensor) -> None:
+        """A slot in each of these rows, which may repeat."""
+        self.slots += torch.bincount(rows, minlength=len(self.slots))
+
+    def __add__(self, other: Tally) -> Tally:
+        both = copy(self)
+        both.tokens, both.pairs, both.slots = (
+            self.tokens + other.tokens, self.pairs + other.pairs, self.slots + other.slots
+        )  # fmt: skip
+        return both
+
+
 @dataclass(frozen=True)
 class Plain:
     """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward per ask, over the rows that ask."""
 
     module: Backbone = field(repr=False)
+    tally: Tally | None = field(default=None, repr=False, compare=False)  # a session's
 
     def begin(self, canvas: Canvas) -> Denoiser:
-        return self
+        return replace(self, tally=Tally(canvas))
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         if ask.apart:
-            return LeaveOneOut(self.module).logits(ask, rows, slots)
+            return LeaveOneOut(self.module, self.tally).logits(ask, rows, slots)
         ids, valid, at = ask.canvas.ids, ask.canvas.valid, ask.canvas.start + slots - int(self.module.shifted)
         live, row = rows.unique(return_inverse=True)
+        if self.tally:
+            size = valid[live].sum(1)
+            self.tally.ran(live, size, size)
+            self.tally.read(rows)
         if len(live) < len(ids) and getattr(self.module, "rowwise", True):  # rows that are done are not run again
             ids, valid, rows = ids[live], valid[live], row
-        return _head(self.module, self.module.hidden(ids, valid)[rows, at.clamp(min=0)])
+        return head(self.module, self.module.hidden(ids, valid)[rows, at.clamp(min=0)])
 
 
 @dataclass(frozen=True)
@@ -58,9 +90,10 @@ class LeaveOneOut:
     """
 
     module: Backbone = field(repr=False)
+    tally: Tally | None = field(default=None, repr=False, compare=False)
 
     def begin(self, canvas: Canvas) -> Denoiser:
-        return self
+        return replace(self, tally=Tally(canvas))
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         if self.module.shifted:
@@ -76,9 +109,13 @@ class LeaveOneOut:
         positions = torch.cat((torch.arange(width, device=ids.device), own)).expand(len(ids), -1)
         everyone = sees.expand(len(ids), -1, -1)
         hidden = self.module.hidden(both, F.pad(valid, (0, size), value=True), positions=positions, sees=everyone)
+        if self.tally:
+            run = valid.sum(1) + size
+            self.tally.ran(live, run, run)
+            self.tally.read(rows)
         masked = ask.canvas.masked[rows, slots]
         at = torch.where(masked, ask.canvas.start + slots, width + slots - window.start)
-        return _head(self.module, hidden[row, at])
+        return head(self.module, hidden[row, at])
 
 
 @dataclass(frozen=True)
@@ -93,7 +130,7 @@ class Foreign:
         return self
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
-        _together(ask, "a wrapped module")
+        together(ask, "a wrapped module")
         ids, valid = ask.canvas.ids, ask.canvas.valid
         takes = signature(self.module.forward).parameters
         anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
@@ -133,6 +170,19 @@ class _Guiding:
     conditional: Denoiser
     unconditional: Denoiser
     scale: float
+
+    @property
+    def tally(self) -> Tally | None:
+        """What both have run."""
+        one, other = (getattr(session, "tally", None) for session in (self.conditional, self.unconditional))
+        return one + other if one and other else None
+
+    @property
+    def reads(self) -> Callable[[Ask], Tensor] | None:
+        return getattr(self.conditional, "reads", None)
+
+    def complete(self, prediction: Prediction) -> Prediction:
+        return self.conditional.complete(prediction)  # type: ignore[attr-defined]
 
     def given(self, canvas: Canvas) -> Tensor:  # (B, L) bool: what the unconditional canvas hides of the response
         return canvas.fixed
@@ -179,45 +229,50 @@ class Cached:
     dual: bool = False
 
     def begin(self, canvas: Canvas) -> Denoiser:
-        return _Caching(self.module, self.dual)
+        return _Caching(self.module, self.dual, canvas)
 
 
 class _Caching:
-    def __init__(self, module: Backbone, dual: bool):
-        self.module, self.dual = module, dual
+    def __init__(self, module: Backbone, dual: bool, canvas: Canvas):
+        self.module, self.dual, self.tally = module, dual, Tally(canvas)
         self.window: slice | None = None
         self.valid: Tensor | None = None
+        self.kept = torch.zeros_like(canvas.fixed[:, 0])  # (B,) bool: the rows whose K and V are here
+        self.left = torch.empty(0)  # (B, 1, d): what predicts the window's first slot where logits are shifted
         self.kinds: list[str] = []  # of the forwards made: full, suffix, block
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas = ask.canvas
-        _together(ask, "a K/V cache")
+        together(ask, "a K/V cache")
         if len(slots) and not ask.window.start <= int(slots.min()) <= int(slots.max()) < ask.window.stop:
             raise UserError(
                 "this method looks beyond the block, which a prefix or dual cache does not run: use cache=None"
             )
-        if ask.window != self.window or canvas.valid is not self.valid:  # a new block, or rows of another length
-            self.window, self.valid, self.kv, start, end = (
-                ask.window,
-                canvas.valid,
-                KV(canvas.ids.shape[1]),
-                0,
-                canvas.ids.shape[1],
-            )
+        asking = torch.zeros_like(self.kept).index_fill(0, rows, True)
+        alive = asking | canvas.masked.any(1) | (not getattr(self.module, "rowwise", True))
+        anew = ask.window != self.window or canvas.valid is not self.valid  # a new block, or rows of another length
+        if anew or bool((asking & ~self.kept).any()):
+            self.window, self.valid, self.kv, self.kept = ask.window, canvas.valid, KV(canvas.ids.shape[1]), alive
+            start, end = 0, canvas.ids.shape[1]
             self.kinds.append("full")
         else:
+            if bool((self.kept & ~alive).any()):  # rows that are done leave
+                left = alive[self.kept].nonzero().squeeze(1)
+                self.kv.cut(left)
+                self.left, self.kept = self.left[left], self.kept & alive
             start = canvas.start + ask.window.start
             end = canvas.start + ask.window.stop if self.dual else canvas.ids.shape[1]
             self.kinds.append("block" if self.dual else "suffix")
-        hidden = self.module.hidden(canvas.ids[:, start:end], canvas.valid, start=start, kv=self.kv)
+        live = self.kept.nonzero().squeeze(1)
+        ids, valid = (canvas.ids, canvas.valid) if len(live) == canvas.rows else (canvas.ids[live], canvas.valid[live])
+        self.tally.ran(live, valid[:, start:end].sum(1), valid.sum(1))
+        self.tally.read(rows)
+        hidden = self.module.hidden(ids[:, start:end], valid, start=start, kv=self.kv)
+        if start == 0:  # later forwards do not run it
+            self.left = hidden[:, [max(0, canvas.start + ask.window.start - 1)]]
         if self.module.shifted:
-            # The first slot is predicted by its left neighbour, which only the full forward ran: kept, like its K and V.
-            if start == 0:
-                self.left = hidden[:, [max(0, canvas.start + ask.window.start - 1)]]
-                hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)
-            else:
-                hidden = torch.cat((self.left, hidden[:, :-1]), dim=1)
-        return _head(self.module, hidden[rows, canvas.start + slots - start])
+            hidden = torch.cat((hidden[:, :1] if start == 0 else self.left, hidden[:, :-1]), dim=1)
+        return head(self.module, hidden[self.kept.cumsum(0)[rows] - 1, canvas.start + slots - start])
 
 
 @dataclass(frozen=True)
@@ -228,37 +283,42 @@ class PrefixLM:
     module: Backbone = field(repr=False)
 
     def begin(self, canvas: Canvas) -> Denoiser:
-        return _Prefixed(self.module)
+        return _Prefixed(self.module, canvas)
 
 
 class _Prefixed:
-    def __init__(self, module: Backbone):
-        self.module = module
+    def __init__(self, module: Backbone, canvas: Canvas):
+        self.module, self.tally = module, Tally(canvas)
         self.kv: KV | None = None
 
     def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
         canvas, start = ask.canvas, ask.canvas.start
-        _together(ask, "the prefix-lm cache")
+        together(ask, "the prefix-lm cache")
         if canvas.ragged:
             raise UserError("a response that changes its length cannot be run on the prefix-lm cache: use cache=None")
+        everyone = torch.arange(canvas.rows, device=rows.device)
         if self.kv is None:
             self.kv = KV(canvas.ids.shape[1])
             prompt = self.module.hidden(canvas.ids[:, :start], canvas.valid[:, :start], kv=self.kv)
             self.left = prompt[:, -1:]  # predicts the first slot where logits are shifted
+            size = canvas.valid[:, :start].sum(1)
+            self.tally.ran(everyone, size, size)
+        self.tally.ran(everyone, canvas.real.sum(1), canvas.valid.sum(1))
+        self.tally.read(rows)
         hidden = self.module.hidden(canvas.response, canvas.valid, start=start, kv=self.kv)
         if self.module.shifted:
             hidden = torch.cat((self.left, hidden[:, :-1]), dim=1)
-        return _head(self.module, hidden[rows, slots])
+        return head(self.module, hidden[rows, slots])
 
 
-def _together(ask: Ask, what: str) -> None:
+def together(ask: Ask, what: str) -> None:
     if ask.apart:
         raise UserError(
             f"this method verifies by leaving one token out, which {what} cannot do: use a model of unmask's, without a cache"
         )
 
 
-def _head(module: Backbone, asked: Tensor) -> Logits:
+def head(module: Backbone, asked: Tensor) -> Logits:
     """Lazy logits of hidden states (n, d)."""
     return lambda part: module.head(asked[part])
 
@@ -267,14 +327,33 @@ def ours(module: nn.Module | Backbone) -> TypeIs[Backbone]:
     return all(hasattr(module, name) for name in ("hidden", "head", "shifted"))
 
 
+CACHES = ("none", "prefix", "dual", "prefix-lm", "near")
+
+
+def caching(cache: str | None) -> Callable[[Backbone], Opens] | None:
+    """The cache of that name, to be put around a module; None for none. `near` takes settings: "near:best=4,near=6"."""
+    from unmask.models.near import Near
+
+    name, colon, given = cache.partition(":") if isinstance(cache, str) else (cache or "none", "", "")
+    if name not in CACHES or (colon and name != "near"):
+        raise UserError(f"the cache is {', '.join(CACHES[:-1])} or {CACHES[-1]}, not {cache!r:.60}")
+    wanted = settings.parse(given.split(",")) if colon else {}
+    if unknown := [key for key in wanted if key not in ("best", "near", "again", "refresh")]:
+        raise UserError(f"the near cache has no setting {unknown[0]!r:.40}; it has best, near, again, refresh")
+    Near(None, **wanted)  # type: ignore[arg-type]  # wrong settings are refused before there is a model
+    kinds: dict[str, Callable[[Backbone], Opens]] = {
+        "prefix": Cached, "dual": partial(Cached, dual=True), "prefix-lm": PrefixLM, "near": partial(Near, **wanted),
+    }  # fmt: skip
+    return kinds.get(name)
+
+
 def chain(module: nn.Module | Backbone, *, cfg: float = 0.0, cache: str | None = None, shift: bool = False) -> Opens:
     """The denoiser a user asked for, as a chain of wrappers; its repr is part of what identifies a run."""
-    if cache not in (None, "none", "prefix", "dual", "prefix-lm"):
-        raise UserError(f"the cache is none, prefix, dual or prefix-lm, not {cache!r}")
-    if cache in ("prefix", "dual", "prefix-lm"):
-        if not ours(module):
-            raise UserError("a K/V cache needs a model that unmask loads itself; use cache=None with a wrapped module")
-        denoiser: Opens = PrefixLM(module) if cache == "prefix-lm" else Cached(module, dual=cache == "dual")
+    kept = caching(cache)
+    if ours(module):
+        denoiser = kept(module) if kept else Plain(module)
+    elif kept:
+        raise UserError("a K/V cache needs a model that unmask loads itself; use cache=None with a wrapped module")
     else:
-        denoiser = Plain(module) if ours(module) else Foreign(module, shift)
+        denoiser = Foreign(module, shift)
     return Guided(denoiser, cfg) if cfg else denoiser

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from unmask.errors import UserError
-from unmask.models.layers import KV, RMSNorm, attend, heads, rotate, rotation
+from unmask.models.layers import KV, Cost, RMSNorm, attend, heads, rotate, rotation
 
 
 class DreamConfig(PreTrainedConfig):
@@ -53,12 +53,14 @@ class DreamAttention(nn.Module):
         self.v_proj = nn.Linear(d, config.num_key_value_heads * self.width)
         self.o_proj = nn.Linear(d, d, bias=False)
 
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, valid: Tensor | None, start: int, kv: KV | None) -> Tensor:
+    def forward(
+        self, h: Tensor, cos: Tensor, sin: Tensor, valid: Tensor | None, at: int | Tensor, kv: KV | None
+    ) -> Tensor:
         q = rotate(heads(self.q_proj(h), self.width), cos, sin)
         k = rotate(heads(self.k_proj(h), self.width), cos, sin)
         v = heads(self.v_proj(h), self.width)
         if kv is not None:
-            k, v = kv.write(self.layer, start, k, v)
+            k, v = kv.write(self.layer, at, k, v)
         return self.o_proj(attend(q, k, v, valid))
 
 
@@ -134,8 +136,12 @@ class DreamModel(PreTrainedModel):
         width = self.model.layers[0].self_attn.width
         cos, sin = (part.to(x.dtype) for part in rotation(here, width, self.config.rope_theta))
         for layer in self.model.layers:
-            x = layer(x, cos, sin, valid, start, kv)
+            x = layer(x, cos, sin, valid, start if positions is None else positions, kv)
         return self.model.norm(x)
+
+    @property
+    def cost(self) -> Cost:
+        return Cost.of(self.model.layers, self.config.hidden_size, self.config.vocab_size)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., d) -> raw logits (..., V); the shift is the denoiser's."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from unmask.errors import UserError
 from unmask.models import images as pictures
 from unmask.models.denoisers import Opens, chain
+from unmask.models.layers import Cost
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
 from unmask.models.model import Messages, Model
 
@@ -230,6 +231,10 @@ class Seeing:
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.module.head(hidden)[..., : self.columns]
+
+    @property
+    def cost(self) -> Cost:
+        return self.module.cost
 
 
 class VisionModel(Model):

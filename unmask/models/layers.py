@@ -5,6 +5,8 @@ B rows, T tokens run now, N slots attended to, H heads, D head width.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -29,6 +31,9 @@ class Backbone(Protocol):
         """Logits (n, V) of hidden states (n, d)."""
         ...
 
+    @property
+    def cost(self) -> Cost: ...
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) in float32, cast back, then times the weight in that dtype: the published order of casts."""
@@ -46,26 +51,68 @@ class RMSNorm(nn.Module):
 class KV:
     """Keys and values of every layer over `slots` positions.
 
-    A forward over [start, start + T) writes its own slots and attends to all that were ever written, so one rule gives
-    Fast-dLLM's prefix cache (run from the block on), its dual cache (run the block alone) and LaViDa's prefix mode.
+    A forward over [start, start + T), or over positions of each row's own, writes its slots and attends to all that were ever
+    written. So one rule gives Fast-dLLM's prefix cache (run from the block on), its dual cache (run the block alone),
+    LaViDa's prefix mode, and a cache that runs slots anywhere (Near). There is room for `rows`, or for those of the first
+    forward; `running` are those that a forward is over, None for all.
     """
 
-    def __init__(self, slots: int):
-        self.slots = slots
+    def __init__(self, slots: int, rows: int | None = None):
+        self.slots, self.rows = slots, rows
+        self.running: Tensor | None = None
         self.filled = 0
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Overwrite slots start.. with k and v (B, H, T, D); return what to attend to, (B, H, N, D) each."""
+    def write(self, layer: int, at: int | Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Overwrite slots at.., or the slots `at` (B, T), with k and v (B, H, T, D); return what to attend to, (B, H, N, D)
+        each."""
         if layer not in self.layers:
-            shape = (*k.shape[:2], self.slots, k.shape[-1])
-            self.layers[layer] = (k.new_empty(shape), v.new_empty(shape))
-        end = start + k.shape[2]
+            shape = (self.rows or len(k), k.shape[1], self.slots, k.shape[-1])
+            self.layers[layer] = (k.new_zeros(shape), v.new_zeros(shape))
+        rows = slice(None) if self.running is None else self.running
+        end = at + k.shape[2] if isinstance(at, int) else self.slots
         self.filled = max(self.filled, end)
         for kept, new in zip(self.layers[layer], (k, v), strict=True):
-            kept[:, :, start:end] = new
+            if isinstance(at, int):
+                kept[rows, :, at:end] = new
+            else:
+                each = torch.arange(len(kept), device=at.device)[rows]
+                kept.transpose(1, 2)[each[:, None], at] = new.transpose(1, 2)
         keys, values = self.layers[layer]
-        return keys[:, :, : self.filled], values[:, :, : self.filled]
+        return keys[rows, :, : self.filled], values[rows, :, : self.filled]
+
+    def cut(self, rows: Tensor) -> None:
+        """Keep only these rows."""
+        self.rows = len(rows)
+        self.layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self.layers.items()}
+
+    def resize(self, slots: int) -> None:
+        """Room for another number of slots, added or cut at the end."""
+        more = (0, 0, 0, slots - self.slots)
+        self.slots = self.filled = slots
+        self.layers = {layer: (F.pad(k, more), F.pad(v, more)) for layer, (k, v) in self.layers.items()}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Multiplications of a module: `token` for each token that the body runs, `key` for each slot that such a token attends
+    to, `slot` for each slot whose logits the head makes."""
+
+    token: int
+    key: int
+    slot: int
+
+    @classmethod
+    def of(cls, blocks: Iterable[nn.Module], width: int, vocabulary: int) -> Cost:
+        """Of blocks whose attention is `width` wide, and a head over `vocabulary` tokens."""
+        blocks = list(blocks)
+        linear = [part for block in blocks for part in block.modules() if isinstance(part, nn.Linear)]
+        token = sum(part.in_features * part.out_features for part in linear)
+        return cls(token, 2 * width * len(blocks), width * vocabulary)
+
+    def __call__(self, tokens: Tensor, pairs: Tensor, slots: Tensor) -> Tensor:
+        """For so many tokens run, pairs of a token and a slot it attends to, and slots read."""
+        return self.token * tokens + self.key * pairs + self.slot * slots
 
 
 def rotation(positions: Tensor, width: int, theta: float) -> tuple[Tensor, Tensor]:

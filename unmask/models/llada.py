@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 from unmask.errors import UserError
-from unmask.models.layers import KV, RMSNorm, attend, heads, rotate, rotation
+from unmask.models.layers import KV, Cost, RMSNorm, attend, heads, rotate, rotation
 
 
 class LLaDAConfig(PreTrainedConfig):
@@ -84,13 +84,15 @@ class LLaDABlock(nn.Module):
         self.up_proj = nn.Linear(d, inner, bias=False)
         self.ff_out = nn.Linear(inner, d, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, valid: Tensor | None, start: int, kv: KV | None) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, valid: Tensor | None, at: int | Tensor, kv: KV | None
+    ) -> Tensor:
         h = self.attn_norm(x)
         q = rotate(heads(self.q_proj(h), self.width), cos, sin)
         k = rotate(heads(self.k_proj(h), self.width), cos, sin)
         v = heads(self.v_proj(h), self.width)
         if kv is not None:
-            k, v = kv.write(self.layer, start, k, v)
+            k, v = kv.write(self.layer, at, k, v)
         x = x + self.attn_out(attend(q, k, v, valid))
         h = self.ff_norm(x)
         return x + self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
@@ -143,9 +145,8 @@ class LLaDAModelLM(PreTrainedModel):
         """
         x = self.body.wte(ids) if embeds is None else embeds
         width = self.config.d_model // self.config.n_heads
-        if positions is None:
-            positions = torch.arange(start, start + x.shape[1], device=x.device)
-        cos, sin = rotation(positions, width, self.config.rope_theta)
+        here = torch.arange(start, start + x.shape[1], device=x.device) if positions is None else positions
+        cos, sin = rotation(here, width, self.config.rope_theta)
         if valid is not None and bool(valid.all()):
             valid = None
         if sees is not None:
@@ -153,11 +154,15 @@ class LLaDAModelLM(PreTrainedModel):
         for block in self.body.blocks:
             if keep is not None:
                 keep.append(x)
-            x = block(x, cos, sin, valid, start, kv)
+            x = block(x, cos, sin, valid, start if positions is None else positions, kv)
         x = self.body.ln_f(x)
         if keep is not None:
             keep.append(x)
         return x
+
+    @property
+    def cost(self) -> Cost:
+        return Cost.of(self.body.blocks, self.config.d_model, self.config.rows)
 
     def head(self, hidden: Tensor) -> Tensor:
         """(..., d) -> logits (..., embedding_size)."""

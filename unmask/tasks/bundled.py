@@ -45,6 +45,7 @@ TASKS = tuple(
         prompt=prompt,
         grade=partial(grade, world),
         length=96,
+        answer_tokens=2,  # a word and the full stop
         key="id",
         agrees=partial(agrees, world),
     )

@@ -74,6 +74,7 @@ class Task:
     header: Callable[[Row], str] | None = None  # what stands before the shots, for "turns": the system message
     mode: str = ""  # which of `modes` grades where none is asked for; `grade` if empty
     stop: tuple[str, ...] = ()  # cut the response at the first of these; none: graders find the answer in the whole
+    answer_tokens: int | None = None  # of its longest answer, in the model's tokens: what Finish waits for
     # does the answer follow from its own reasoning? None: the response does not reason
     agrees: Callable[[str, Row], bool | None] | None = None
 

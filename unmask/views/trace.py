@@ -165,6 +165,7 @@ class Run:
     prompt: str = ""
     gold: str | None = None
     correct: bool | None = None
+    work: float | None = None  # multiplications, over those of a plain decode
     scale: int = SCALE
 
     def _repr_html_(self) -> str:
@@ -237,7 +238,8 @@ def record(
         made = generations(model, prompts, strategy, decoding, images=images, watch=[trace])
         asked = [prompt for prompt in prompts for _ in range(decoding.samples)]
         runs += trace.runs(
-            model, [{"method": name, "prompt": p, "text": g.text} for p, g in zip(asked, made, strict=True)]
+            model,
+            [{"method": name, "prompt": p, "text": g.text, "work": g.work} for p, g in zip(asked, made, strict=True)],
         )
     return runs
 

@@ -6,7 +6,7 @@ Prediction beyond `token` and `p`; everything it remembers is in its fields, so 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -92,6 +92,8 @@ class Focus(Protocol):
 
 class Reviser(Protocol):
     """The canvas after a step: slots opened again, tokens replaced, everything committed, slots added or cut."""
+
+    reopens: ClassVar[bool] = False  # may change or move what is settled
 
     def asks(self, step: Step, canvas: Canvas) -> tuple[Canvas, Tensor] | None:
         """A canvas to look at first and where (B, L), by a forward of its own; `step.looks` holds what the

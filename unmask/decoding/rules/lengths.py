@@ -66,6 +66,7 @@ class Resize(Reviser):
 
     most: int | None = None
     needs: ClassVar = frozenset({"everywhere", "beyond"})  # E reads every slot
+    reopens: ClassVar = True
 
     def check(self, strategy: Strategy, canvas: Canvas) -> None:
         whole(strategy, self)

@@ -237,9 +237,10 @@ class Wide:
             )
 
     def __call__(self, step: Step, score: Tensor) -> Tensor:
-        sure = prefer(step) & (score > self.tau)
+        pool = prefer(step)
+        sure = pool & (score > self.tau)
         cap = (self.share * step.eligible.sum(1).double()).long().clamp(self.least, self.most)
-        return best(step, score, torch.minimum(sure.sum(1), cap).clamp(min=1))
+        return best(step, score, torch.minimum(sure.sum(1), cap).clamp(min=1), pool)
 
     def bound(self, n: int, steps: int) -> int:
         return n

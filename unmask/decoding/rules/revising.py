@@ -12,7 +12,7 @@ from torch import Tensor
 from unmask.decoding.rules import Reviser
 from unmask.decoding.rules.focus import first, slots
 from unmask.decoding.rules.readiness import unit
-from unmask.errors import UserError
+from unmask.errors import UserError, whole
 
 if TYPE_CHECKING:
     from unmask.decoding.algorithm import Strategy
@@ -31,6 +31,11 @@ def lowest(where: Tensor, value: Tensor, k: Tensor) -> Tensor:
 def settled(step: Step, canvas: Canvas) -> Tensor:
     """(B, L) bool: slots in view that decoding has filled."""
     return ~canvas.masked & ~canvas.fixed & step.inside
+
+
+def behind(canvas: Canvas) -> Tensor:
+    """(B, 1): the first slot behind the last anchor, 0 where there is none."""
+    return (canvas.anchors * (slots(canvas) + 1)).amax(1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class EarlyAnswer(Reviser):
     def begins(self, canvas: Canvas) -> Tensor:  # (B, 1)
         if self.start is not None:
             return torch.full((canvas.rows, 1), self.start + canvas.length * (self.start < 0), device=canvas.ids.device)
-        return (canvas.anchors * (slots(canvas) + 1)).amax(1, keepdim=True)
+        return behind(canvas)
 
     def clear(self, step: Step, canvas: Canvas) -> Tensor:  # (B, 1) bool
         at, begins = slots(canvas), self.begins(canvas)
@@ -77,6 +82,41 @@ class EarlyAnswer(Reviser):
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         now = self.clear(step, step.canvas) & step.eligible.any(1, keepdim=True) & canvas.masked
         return canvas.fill(now, step.seen.token, step.seen.p, step.turn)
+
+
+@dataclass(frozen=True)
+class Finish(Reviser):
+    """Once the answer is settled, everything is decoded at once: the answer can no longer change, only the rest of the text is
+    worse. It is the `n` slots behind the anchor, the longest answer in tokens; near the end, as many as there are."""
+
+    n: int = 2
+    needs: ClassVar = frozenset({"beyond"})  # a block's forward, too, reads every masked slot
+
+    def __post_init__(self) -> None:
+        whole("n, the answer's length,", self.n, 1)
+
+    def check(self, strategy: Strategy, canvas: Canvas) -> None:
+        if not bool(canvas.anchors.any(1).all()):
+            raise UserError(
+                "an answer is waited for behind an anchor, and there is none: use a method that has one, such as sacm"
+            )
+        if found := reopening(strategy):
+            raise UserError(
+                f"an answer that is settled must stay: Finish does not go with {found}, which reopens slots"
+            )
+
+    def __call__(self, step: Step, canvas: Canvas) -> Canvas:
+        at, begins = slots(canvas), behind(canvas)
+        answer = (at >= begins) & (at < begins + self.n) & canvas.real  # (B, L)
+        settled = answer.any(1, keepdim=True) & ~(answer & canvas.masked).any(1, keepdim=True)
+        now = settled & step.eligible.any(1, keepdim=True) & canvas.masked
+        return canvas.fill(now, step.seen.token, step.seen.p, step.turn)
+
+
+def reopening(strategy: Strategy) -> str | None:
+    """The name of a rule that may change what is settled."""
+    rules = (strategy.remask, *(rule for rule in strategy.revise if getattr(rule, "reopens", False)))
+    return next((type(rule).__name__ for rule in rules if rule is not None), None)
 
 
 @dataclass(frozen=True)
@@ -99,6 +139,7 @@ class PadEOT(Reviser):
     None: end-of-text itself."""
 
     pad: int | None = None
+    reopens: ClassVar = True
 
     def __call__(self, step: Step, canvas: Canvas) -> Canvas:
         end, at = canvas.vocab.pad_id, slots(canvas)
@@ -120,6 +161,7 @@ class Verify(Reviser):
 
     back: float = 0.9
     needs: ClassVar = frozenset({"current", "everywhere", "apart"})
+    reopens: ClassVar = True
 
     def __post_init__(self) -> None:
         unit(back=self.back)
@@ -148,6 +190,7 @@ class Refine(Reviser):
     """
 
     curve: str = "linear"
+    reopens: ClassVar = True
 
     def __post_init__(self) -> None:
         self.open(4, 0.5)
@@ -195,6 +238,7 @@ class Backtrack(Reviser):
 
     n: int = 2
     by: str = "change"
+    reopens: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.by not in ("change", "current"):
@@ -243,6 +287,7 @@ class Replace(Reviser):
     sure: float = 0.3
     spare: int = 16
     needs: ClassVar = frozenset({"margin", "current", "everywhere"})
+    reopens: ClassVar = True
 
     def __post_init__(self) -> None:
         unit(sure=self.sure)

@@ -18,29 +18,32 @@ if TYPE_CHECKING:
     from unmask.decoding.step import Step
 
 
-def rank(step: Step, score: Tensor) -> Tensor:
-    """(B, L) slots, best first: eligible before deferred before the rest, then by score; ties go to the leftmost."""
+def rank(step: Step, score: Tensor, pool: Tensor | None = None) -> Tensor:
+    """(B, L) slots, best first: eligible before deferred before the rest, then by score; ties go to the leftmost. With a
+    `pool` (B, L) of eligible slots: those before the other eligible ones."""
     order = score.sort(dim=1, descending=True, stable=True).indices
+    later = step.deferred if pool is None else ~pool
     group = (~step.eligible).long() * 2
-    if (deferred := step.deferred) is not None:
-        group = group + (deferred & step.eligible)
+    if later is not None:
+        group = group + (later & step.eligible)
     return order.gather(1, group.gather(1, order).sort(dim=1, stable=True).indices)
 
 
-def best(step: Step, score: Tensor, k: Tensor) -> Tensor:
-    """The k (B,) best eligible slots of every row."""
+def best(step: Step, score: Tensor, k: Tensor, pool: Tensor | None = None) -> Tensor:
+    """The k (B,) best eligible slots of every row, those of the `pool` first."""
     chosen = torch.zeros_like(step.eligible)
     first = torch.arange(score.shape[1], device=score.device) < k[:, None]
-    return chosen.scatter(1, rank(step, score), first) & step.eligible
+    return chosen.scatter(1, rank(step, score, pool), first) & step.eligible
 
 
 def prefer(step: Step) -> Tensor:
-    """(B, L) bool: eligible and not deferred; where a row has only deferred ones, those."""
-    eligible = step.eligible
-    if (deferred := step.deferred) is None:
-        return eligible
-    free = eligible & ~deferred
-    return torch.where(free.any(1, keepdim=True), free, eligible)
+    """(B, L) bool: eligible and not deferred; where a row has only deferred ones, those. A rule that trusts how large a
+    confidence is takes only slots that this forward has read: a cache may answer for the others with what it knew before."""
+    pool = step.eligible
+    if (deferred := step.deferred) is not None:
+        free = pool & ~deferred
+        pool = torch.where(free.any(1, keepdim=True), free, pool)
+    return pool if step.seen.read is None else pool & step.seen.read
 
 
 def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
@@ -108,12 +111,15 @@ class Factor:
     def __call__(self, step: Step, score: Tensor) -> Tensor:
         pool = prefer(step)
         n = pool.sum(1)
-        c = score.gather(1, rank(step, score))
+        c = score.gather(1, rank(step, score, pool))
         j = torch.arange(score.shape[1], device=score.device)
         need = torch.where(j == 0, -1.0, 1 - self.factor / (j + 2))
         fails = (c < need) & (j < n[:, None])
-        t = torch.where(fails.any(1), fails.long().argmax(1), n - 1)
-        return best(step, score, torch.where((t == 0) | (t == n - 1), t + 1, t))
+        t = torch.where(fails.any(1), fails.long().argmax(1), n)
+        last = t == n - 1
+        if step.seen.read is not None:
+            last = last & ~(step.eligible & ~step.seen.read).any(1)
+        return best(step, score, (t + last).clamp(min=1), pool)
 
     def bound(self, n: int, steps: int) -> int:
         return n
@@ -127,9 +133,10 @@ class EntropyBound:
     needs: ClassVar = frozenset({"entropy"})
 
     def __call__(self, step: Step, score: Tensor) -> Tensor:
-        h = step.seen.entropy.gather(1, rank(step, score))
+        pool = prefer(step)
+        h = step.seen.entropy.gather(1, rank(step, score, pool))
         within = (h.cumsum(1) - h.cummax(1).values <= self.gamma).long().cumprod(1).sum(1)
-        return best(step, score, torch.minimum(within.clamp(min=1), prefer(step).sum(1)))
+        return best(step, score, torch.minimum(within, pool.sum(1)).clamp(min=1), pool)
 
     def bound(self, n: int, steps: int) -> int:
         return n
