@@ -75,7 +75,7 @@ def settled_before(canvas: Canvas, reach: int) -> Tensor:
 class Neighbours:
     """Conv: c~_i = c_i tanh(m n_i), n_i the settled slots, the prompt's among them, in a window of `span` (odd) around i."""
 
-    m: float = 0.5
+    m: float = 1.0
     span: int = 9
 
     def __post_init__(self) -> None:
