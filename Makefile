@@ -62,7 +62,7 @@ tiny: $(READY)
 	$(TRAIN) --config tiny --steps 4500 --cooldown 0.3 --out build/tiny
 
 tiny-rainbow: $(READY)
-	$(TRAIN) --padding rainbow --config tiny --steps 4500 --cooldown 0.3 --out build/tiny-rainbow
+	$(TRAIN) --padding rainbow --config tiny --steps 8000 --cooldown 0.3 --out build/tiny-rainbow
 
 screenshots: $(READY)
 	$(RUN)/python scripts/screenshots.py
