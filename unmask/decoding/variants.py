@@ -17,7 +17,7 @@ FRONT = (SuffixAnchor(at=0), EndMark())  # the answer first, the reasoning behin
 
 VARIANTS: dict[str, Strategy] = {
     "sacm-support": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support())),
-    "sacm-support-eb": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support()), select=EntropyBound(1.0), pace=1),
+    "sacm-support-eb": Strategy(anchors=ANCHOR, modifiers=(DAMPED, Support()), select=EntropyBound(1.35), pace=1),
     "sacm-first": Strategy(anchors=FRONT, modifiers=(DAMPED,)),
     "sacm-first-support": Strategy(anchors=FRONT, modifiers=(DAMPED, Support())),
     "sacm-first-decay": Strategy(anchors=FRONT, modifiers=(DAMPED, PositionDecay(0.25))),

@@ -33,7 +33,7 @@ KNOBS: dict[str, dict[str, tuple[Any, ...]]] = {  # what varies the number of fo
     "fast-dllm": {"tau": (0.5, 0.7, 0.9)},
     "fast-dllm-factor": {"factor": (0.5, 1.0, 2.0)},
     "eb-sampler": {"gamma": (0.01, 0.3, 1.0)},
-    "sacm-support-eb": {"EntropyBound.gamma": (0.3, 1.0, 2.0)},
+    "sacm-support-eb": {"EntropyBound.gamma": (0.6, 1.35, 2.0)},
 }
 
 
