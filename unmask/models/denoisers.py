@@ -6,21 +6,19 @@ one per decode, so that nothing is shared by accident; its `logits(ask, rows, sl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unmask.decoding.canvas import Canvas
-from unmask.decoding.reading import Ask, Denoiser
+from unmask.decoding.reading import Ask, Denoiser, Logits
 from unmask.errors import UserError
 from unmask.models.layers import KV, Backbone
-
-Logits = Callable[[slice], Tensor]
 
 
 class Opens(Protocol):
@@ -32,6 +30,7 @@ class Plain:
     """A module of ours (`hidden`, `head`, `shifted`): one full bidirectional forward per ask, over the rows that ask."""
 
     module: Backbone = field(repr=False)
+    stateless: ClassVar[bool] = True
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return self
@@ -85,6 +84,7 @@ class Foreign:
 
     module: Any = field(repr=False)
     shift: bool = False
+    stateless: ClassVar[bool] = True
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return self
@@ -98,9 +98,11 @@ class Foreign:
             whole = self._run(ids, anything or "input_ids" in takes, attention_mask=valid.long())
         elif bool(valid.all()):
             whole = self._run(ids, "input_ids" in takes)
-        else:  # what is to the left of a row is padding: nobody asks about it
+        else:  # nobody asks about padding
             each = [self._run(ids[i : i + 1, v], "input_ids" in takes) for i, v in enumerate(valid)]
-            whole = torch.cat([F.pad(one, (0, 0, ids.shape[1] - one.shape[1], 0)) for one in each])
+            whole = each[0].new_zeros(*ids.shape, each[0].shape[-1])
+            for row, v, one in zip(whole, valid, each, strict=True):
+                row[v] = one[0]
         at = (ask.canvas.start + slots - int(self.shift)).clamp(min=0)
         return lambda part: whole[rows[part], at[part]]
 
@@ -134,18 +136,20 @@ class _Guiding:
     def given(self, canvas: Canvas) -> Tensor:  # (B, L) bool: what the unconditional canvas hides of the response
         return canvas.fixed
 
-    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+    def parts(self, ask: Ask) -> list[tuple[Denoiser, Ask]]:
+        """The two forwards, which are one where the sessions keep nothing: see `reading.forward`."""
         canvas, mask = ask.canvas, ask.canvas.vocab.mask_id
         blind = canvas.with_response(canvas.response.masked_fill(self.given(canvas), mask))
         blind.ids[:, : canvas.start] = mask
-        given = self.conditional.logits(ask, rows, slots)
-        free = self.unconditional.logits(replace(ask, canvas=blind), rows, slots)
+        return [(self.conditional, ask), (self.unconditional, replace(ask, canvas=blind))]
 
-        def combined(part: slice) -> Tensor:
-            un = free(part)
-            return un + (self.scale + 1) * (given(part) - un)
+    def combined(self, logits: Sequence[Tensor]) -> Tensor:
+        given, un = logits
+        return un + (self.scale + 1) * (given - un)
 
-        return combined
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        given, free = (session.logits(one, rows, slots) for session, one in self.parts(ask))
+        return lambda part: self.combined((given(part), free(part)))
 
 
 @dataclass(frozen=True)
