@@ -20,6 +20,7 @@ from unmask.decoding.rules import TokenRule
 from unmask.decoding.rules.tokens import Argmax
 
 Result = TypeVar("Result")
+Ran = Callable[[int, int, int], None]
 Logits = Callable[[slice], Tensor]  # a slice of the n slots asked about -> (n, V)
 CHUNK = 2**24  # logits held at once, by all rows together: 64 MB in float32
 TOP = 5  # candidates kept where a watcher asks for them
@@ -119,10 +120,11 @@ class Part:
         return self.denoiser if getattr(self.denoiser, "stateless", False) and not self.ask.apart else None
 
 
-def forward(asked: Sequence[tuple[Any, Ask]]) -> list[Callable[[], Prediction]]:
+def forward(asked: Sequence[tuple[Any, Ask]], ran: Ran | None = None) -> list[Callable[[], Prediction]]:
     """The forwards that many decodes ask for, as few as their sessions allow; each answer is read when it is called for.
 
     A session that keeps nothing shares a forward with its equals. What is wrong with one ask is raised where its answer is read.
+    `ran` is told of every forward: its rows, their tokens with padding, and without.
     """
     readings = [_Reading(denoiser, ask) for denoiser, ask in asked]
     groups: dict[Any, list[Part]] = defaultdict(list)
@@ -131,7 +133,7 @@ def forward(asked: Sequence[tuple[Any, Ask]]) -> list[Callable[[], Prediction]]:
             groups[id(part) if part.shares is None else part.shares].append(part)
     for group in groups.values():
         for parts in packed(group):
-            _make(parts)
+            _make(parts, ran)
     alike: dict[Any, list[_Reading]] = defaultdict(list)
     for reading in readings:
         alike[reading.alike].append(reading)
@@ -155,26 +157,29 @@ def packed(parts: Sequence[Part]) -> list[list[Part]]:
     return [*packed(order[:cut]), *packed(order[cut:])]
 
 
-def _make(parts: list[Part]) -> None:
+def _make(parts: list[Part], ran: Ran | None) -> None:
     """One forward for all. If it fails, it is run again in halves: asks are values, memory may do for half of them, and what is
     wrong with one is its own error."""
     try:
         if len(parts) == 1:
             (one,) = parts
             one.logits = one.denoiser.logits(one.ask, one.rows, one.slots)
-            return
-        whole = parts[0].denoiser.logits(*joined(parts))
-        first = 0
-        for part in parts:
-            part.logits = _section(whole, first, len(part.rows))
-            first += len(part.rows)
+        else:
+            whole, first = parts[0].denoiser.logits(*joined(parts)), 0
+            for part in parts:
+                part.logits = _section(whole, first, len(part.rows))
+                first += len(part.rows)
+        if ran:
+            sizes = [part.ask.canvas.ids.shape for part in parts]
+            rows = sum(rows for rows, _ in sizes)
+            ran(rows, rows * max(width for _, width in sizes), sum(rows * width for rows, width in sizes))
         return
     except Exception as error:
         if len(parts) == 1:
             parts[0].logits = _raising(error)
             return
-    _make(parts[: len(parts) // 2])
-    _make(parts[len(parts) // 2 :])
+    _make(parts[: len(parts) // 2], ran)
+    _make(parts[len(parts) // 2 :], ran)
 
 
 def joined(parts: Sequence[Part]) -> tuple[Ask, Tensor, Tensor]:

@@ -20,8 +20,9 @@ class Stream:
     """Writes a row's text as it settles: the longest beginning without a mask, as far as it cannot change any more. If settled
     text may still change, nothing before the end. What is written always joins to the final text."""
 
-    def __init__(self, model: Model, out: Out, stop: Sequence[str] = (), row: int = 0):
-        self.model, self.out, self.stop, self.row, self.written = model, out, [s for s in stop if s], row, ""
+    def __init__(self, model: Model, out: Out, stop: Sequence[str] = (), row: int = 0, slots: int | None = None):
+        self.model, self.out, self.stop, self.row, self.slots = model, out, [s for s in stop if s], row, slots
+        self.written = ""
         self.known = 0  # slots of the settled beginning
         self.ended = False  # a stop string has settled: nothing more will be written
 
@@ -29,7 +30,7 @@ class Stream:
         cleaned = getattr(self.model.tokenizer, "clean_up_tokenization_spaces", False)  # what follows may change a space
         if step.strategy.remask or step.strategy.revise or cleaned or self.ended:
             return
-        response = step.after.response[self.row].tolist()
+        response = step.after.response[self.row, : self.slots].tolist()
         mask = step.canvas.vocab.mask_id
         known = response.index(mask) if mask in response else len(response)
         if known > self.known:
