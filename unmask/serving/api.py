@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import io
 import json
 import secrets
@@ -389,10 +388,11 @@ def picture(url: str, where: str) -> Any:
         return opened(held)
     except ImportError:
         raise Refused(400, "this server cannot open pictures", param=where) from None
-    except UserError as wrong:
-        raise Refused(400, str(wrong), param=where) from None
-    except (binascii.Error, OSError, ValueError, Warning, SyntaxError) as wrong:
-        raise Refused(400, f"this is no picture that can be read ({str(wrong)[:80]})", param=where) from None
+    except Refused:
+        raise
+    except Exception as wrong:  # whatever a client's bytes make Pillow say
+        said = str(wrong) if isinstance(wrong, UserError) else f"this is no picture that can be read ({str(wrong)[:120]})"
+        raise Refused(400, said, param=where) from None
 
 
 async def vanished(http: HTTP) -> None:
