@@ -9,13 +9,13 @@ import json
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.command import refused
 from support.serving import fetched, post, served, until
 
 openai = pytest.importorskip("openai")
@@ -388,27 +388,24 @@ def test_64_clients_at_once_each_get_their_own_answer(url, model):
 # ---------------------------------------------------------------- starting and ending
 
 
-def run(*options: str, env=None):
-    import os
-
-    got = subprocess.run([sys.executable, "-m", "unmask", "serve", *options], capture_output=True, text=True, timeout=120, env={**os.environ, **(env or {})})  # fmt: skip
-    return got.returncode, got.stderr
-
-
-def test_what_cannot_start_says_so_in_one_line():
+def test_what_cannot_start_says_so_in_one_line(capsys, monkeypatch):
+    monkeypatch.delenv("UNMASK_API_KEY", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, says in (
             (("--port", port), "choose another --port"),
-            (("--port", "0", "--host", "0.0.0.0"), "set UNMASK_API_KEY, or say --no-auth"),
-            (("--port", "0", "--model", "/nothing/here"), "/nothing/here"),
-            (("--port", "0", "--method", "sacn"), "did you mean 'sacm'"),
-            (("--port", "0", "--set", "nothing=1"), "no setting"),
-            (("--port", "0", "--batch", "0"), "--batch"),
-            (("--port", "0", "--api-key-file", "/nothing/key"), "cannot be read"),
+            (("--port", "99999"), "from 0 to 65535"),
+            (("--host", "0.0.0.0"), "set UNMASK_API_KEY, or say --no-auth"),
+            (("--model", "/nothing/here"), "/nothing/here"),
+            (("--method", "sacn"), "did you mean 'sacm'"),
+            (("--set", "nothing=1"), "no setting"),
+            (("--batch", "0"), "--batch"),
+            (("--timeout", "nan"), "--timeout"),
+            (("--api-key-file", "/nothing/key"), "cannot be read"),
         ):
-            code, said = run(*options)
-            assert code == 2 and says in said and said.count("\n") == 1, said
+            assert says in refused(capsys, "serve", "--port", "0", *options)
+    monkeypatch.setitem(sys.modules, "unmask.serving.server", None)  # as if the extra were not installed
+    assert 'pip install "unmask[serve]"' in refused(capsys, "serve")
 
 
 def test_keys_hosts_cors_and_a_method_of_the_operators(tmp_path):

@@ -48,6 +48,16 @@ docs/serve.md lists every field""",
     MODEL,
 )  # fmt: skip
 def serve(args: argparse.Namespace) -> None:
+    for name in ("batch", "tokens", "max_body", "max_prompt", "max_length", "max_n", "max_streams", "max_forwards"):
+        whole(f"--{name.replace('_', '-')}", getattr(args, name), 1)
+    for name in ("queue", "max_settings", "port"):
+        whole(f"--{name.replace('_', '-')}", getattr(args, name), 0)
+    finite("--timeout", args.timeout), finite("--drain", args.drain), finite("--port", args.port, 0, 65535)
+    key = (read_text(args.api_key_file) if args.api_key_file else os.environ.get("UNMASK_API_KEY", "")).strip() or None
+    if args.api_key_file and not key:
+        raise UserError(f"{args.api_key_file} is empty: it should hold the API key")
+    if args.host not in LOCAL and not key and not args.no_auth:
+        raise UserError(f"whoever reaches {args.host} could use this server: set UNMASK_API_KEY, or say --no-auth")
     try:
         from unmask.serving import server
         from unmask.serving.api import Defaults
@@ -57,16 +67,6 @@ def serve(args: argparse.Namespace) -> None:
         raise UserError(f'serving needs {error.name}: pip install "unmask[serve]"') from None
     from unmask.decoding.methods import METHODS, strategies
 
-    for name in ("batch", "tokens", "max_body", "max_prompt", "max_length", "max_n", "max_streams", "max_forwards"):
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), 1)
-    for name in ("queue", "max_settings", "port"):
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), 0)
-    finite("--timeout", args.timeout), finite("--drain", args.drain)
-    key = (read_text(args.api_key_file) if args.api_key_file else os.environ.get("UNMASK_API_KEY", "")).strip() or None
-    if args.api_key_file and not key:
-        raise UserError(f"{args.api_key_file} is empty: it should hold the API key")
-    if args.host not in LOCAL and not key and not args.no_auth:
-        raise UserError(f"whoever reaches {args.host} could use this server: set UNMASK_API_KEY, or say --no-auth")
     given = methods_of([args.method, *(name.strip() for name in args.methods.split(",") if name.strip())])
     name, own = next(iter(given)), {name: strategy for name, strategy in given.items() if name not in METHODS}
     wanted = settings(args)
