@@ -17,7 +17,9 @@ from unmask.generation import Decoding, generate, strategy_for
 from unmask.serving.engine import Engine, Limits, Refused, Request
 
 # Those that leave one out need a model of ours; every other method is served.
-NAMES = sorted(n for n, s in METHODS.items() if not any("apart" in getattr(r, "needs", ()) for r in (*s.revise, s.select)))
+NAMES = sorted(
+    n for n, s in METHODS.items() if not any("apart" in getattr(r, "needs", ()) for r in (*s.revise, s.select))
+)
 MODEL = ScriptedModel()
 
 
@@ -45,7 +47,11 @@ def arrivals(draw):
         samples=draw(st.sampled_from((1, 1, 2))), cfg=draw(st.sampled_from((0, 0, 0, 1.5))),
         temperature=draw(st.sampled_from((None, None, 0.7))) if "credit" not in name else None,
     )  # fmt: skip
-    return draw(st.integers(0, 12)), asked, draw(st.sampled_from((None, None, None, 1, 5)))  # when, what, cancelled after
+    return (
+        draw(st.integers(0, 12)),
+        asked,
+        draw(st.sampled_from((None, None, None, 1, 5))),
+    )  # when, what, cancelled after
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -145,7 +151,9 @@ def test_a_stop_string_ends_the_decode_and_deltas_join_to_the_text():
     (full,) = alone(replace(asked, decoding=replace(asked.decoding, stop=())))[1]
     assert deltas == choice["text"] == full[: full.find(f"w{stop}")] and choice["finish"] == "stop"
     assert choice["forwards"] < free[-1]["choices"][0]["forwards"]
-    assert len(choice["tokens"]) < 20 and choice["count"] == len([t for t in choice["tokens"] if t not in (1, 2)][: choice["count"]])
+    assert len(choice["tokens"]) < 20 and choice["count"] == len(
+        [t for t in choice["tokens"] if t not in (1, 2)][: choice["count"]]
+    )
     assert MODEL.text([t for t in choice["tokens"] if t not in (1, 2)][: choice["count"]]).startswith(choice["text"])
     assert "".join(event.get("delta", "") for event in free) == full
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.scripted import V, Placed, canvas, decoded, encode, fitted
+from support.scripted import Placed, V, canvas, decoded, encode, fitted
 
 import unmask
 from unmask.decoding.algorithm import decode
@@ -64,7 +64,17 @@ def test_every_method_together_gets_the_tokens_it_gets_alone():
 
 def test_requests_on_the_bundled_model_get_what_generate_gives_them():
     model = unmask.load("tiny", dtype="float32")
-    methods = ("sacm", "top-probability", "uniform", "semi-ar", "fast-dllm", "remdm", "eot-suppression", "top-margin", "klass")
+    methods = (
+        "sacm",
+        "top-probability",
+        "uniform",
+        "semi-ar",
+        "fast-dllm",
+        "remdm",
+        "eot-suppression",
+        "top-margin",
+        "klass",
+    )
     question = "The dial from 0 to {n} shows 3. First mirror. Second triple. Third skip. Fourth up. What does it show?"
     work, alone, near = [], [], []
     with torch.inference_mode():
@@ -99,7 +109,11 @@ def test_where_padding_is_more_than_half_there_are_two_forwards():
 
     assert shapes((4, 4), (4, 6)) == [[8, 10]]
     assert shapes((4, 4), (4, 4), (4, 4), (4, 92)) == [[8, 8, 8], [96]]
-    assert shapes((2, 2), (10, 10), (100, 100)) == [[4, 20], [200]] or shapes((2, 2), (10, 10), (100, 100)) == [[4], [20], [200]]
+    assert shapes((2, 2), (10, 10), (100, 100)) == [[4, 20], [200]] or shapes((2, 2), (10, 10), (100, 100)) == [
+        [4],
+        [20],
+        [200],
+    ]
 
 
 class Failing(Placed):

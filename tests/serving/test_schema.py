@@ -31,7 +31,9 @@ def test_the_api_is_as_it_says(described):
     for operation in operations:
         for mode in (modes.POSITIVE, modes.NEGATIVE) if operation.body else (modes.POSITIVE,):
 
-            @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+            @settings(
+                max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+            )
             @given(operation.as_strategy(generation_mode=mode))
             def asked(case):
                 case.call_and_validate(checks=CHECKS)

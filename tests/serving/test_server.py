@@ -64,7 +64,9 @@ def asked(client, **more):
 def test_the_tokens_are_those_of_generate(client, model):
     for name in ("sacm", "top-probability", "remdm"):
         got = asked(client, unmask={"method": name}, n=2, temperature=0.6 if name == "sacm" else None)
-        own = generate(model, [QUESTION], name, length=32, seed=3, samples=2, temperature=0.6 if name == "sacm" else None)
+        own = generate(
+            model, [QUESTION], name, length=32, seed=3, samples=2, temperature=0.6 if name == "sacm" else None
+        )
         assert [choice.unmask["tokens"] for choice in got.choices] == [one.tokens for one in own]
         assert [choice.message.content for choice in got.choices] == [one.text for one in own]
         assert got.usage.completion_tokens == sum(t not in model.vocab.eot_ids for one in own for t in one.tokens)
@@ -96,14 +98,18 @@ def test_stop_cuts_the_text_and_the_count(client, model):
     text = free.choices[0].message.content
     cut = asked(client, unmask={"method": "semi-ar", "settings": {"block": 4}}, stop=[text[20:24], "never there"])
     assert cut.choices[0].message.content == text[: text.find(text[20:24])] and cut.choices[0].finish_reason == "stop"
-    assert cut.usage.completion_tokens < free.usage.completion_tokens and cut.unmask["forwards"] < free.unmask["forwards"]
+    assert (
+        cut.usage.completion_tokens < free.usage.completion_tokens and cut.unmask["forwards"] < free.unmask["forwards"]
+    )
 
 
 def test_logprobs(client, model):
     got = asked(client, logprobs=True, top_logprobs=3).choices[0]
     assert "".join(one.token for one in got.logprobs.content).replace(" ", "") == got.message.content.replace(" ", "")
     anchor = [one for one in got.logprobs.content if one.logprob == 0 and not one.top_logprobs]
-    assert [one.token.strip() for one in anchor] == [model.tokenizer.decode([t]).strip() for t in model.tokens("The answer is")]
+    assert [one.token.strip() for one in anchor] == [
+        model.tokenizer.decode([t]).strip() for t in model.tokens("The answer is")
+    ]
     assert all(len(one.top_logprobs) == 3 for one in got.logprobs.content if one not in anchor)
     assert asked(client).choices[0].logprobs is None
 
@@ -115,7 +121,14 @@ def test_completions_text_ids_and_suffix(client, model):
     own = generate(model, [ids], "sacm", length=24, seed=1, raw=True)[0]
     assert by_ids.choices[0].text == own.text and by_ids.object == "text_completion"
     assert len(by_ids.choices[0].logprobs.tokens) == by_ids.usage.completion_tokens
-    filled = client.completions.create(model="tiny", prompt=ids, max_tokens=8, suffix=" The answer is 4.", seed=1, extra_body={"unmask": {"method": "top-probability"}})
+    filled = client.completions.create(
+        model="tiny",
+        prompt=ids,
+        max_tokens=8,
+        suffix=" The answer is 4.",
+        seed=1,
+        extra_body={"unmask": {"method": "top-probability"}},
+    )
     whole = generate(model, [ids], "top-probability", infill="[MASK*8] The answer is 4.", seed=1, raw=True)[0]
     assert filled.choices[0].text == model.text(whole.tokens[:8])
     plain = client.completions.create(model="tiny", prompt="so we", max_tokens=24)
@@ -131,7 +144,10 @@ def test_infill_roles_and_parts(client, model):
         {"role": "assistant", "content": "Yes."}, {"role": "user", "content": QUESTION},
     ]  # fmt: skip
     same = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The dial shows 3."}, *turns[2:]]
-    assert asked(client, messages=turns).choices[0].unmask["tokens"] == generate(model, same, "sacm", length=32, seed=3).tokens
+    assert (
+        asked(client, messages=turns).choices[0].unmask["tokens"]
+        == generate(model, same, "sacm", length=32, seed=3).tokens
+    )
 
 
 def test_a_trace_comes_in_pieces_that_join_to_a_file(client, model, tmp_path):
@@ -143,7 +159,7 @@ def test_a_trace_comes_in_pieces_that_join_to_a_file(client, model, tmp_path):
         text += "".join(c.delta.content or "" for c in chunk.choices if c.index == 0)
     runs = [trace.joined(some) for some in pieces.values()]
     (own, _) = trace.record(model, [QUESTION], {"sacm": METHODS["sacm"]}, unmask.Decoding(length=32, seed=3, samples=2))
-    assert [run.final().ids for run in runs][0] == own.final().ids and runs[0].text == text
+    assert runs[0].final().ids == own.final().ids and runs[0].text == text
     unclocked = [[{**step, "ms": 0} for step in run.steps] for run in (runs[0], own)]
     assert unclocked[0] == unclocked[1] and runs[0].candidates == own.candidates and runs[0].tokens == own.tokens
     trace.save(tmp_path / "run.json.gz", runs)
@@ -153,7 +169,9 @@ def test_a_trace_comes_in_pieces_that_join_to_a_file(client, model, tmp_path):
 def test_async_client(url, model):
     async def many():
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
-            asks = [client.chat.completions.create(model="tiny", **{**ASK, "seed": i, "temperature": 0.7}) for i in range(6)]
+            asks = [
+                client.chat.completions.create(model="tiny", **{**ASK, "seed": i, "temperature": 0.7}) for i in range(6)
+            ]
             return [answer.choices[0].unmask["tokens"] for answer in await asyncio.gather(*asks)]
 
     own = generate(model, [QUESTION] * 6, "sacm", length=32, temperature=0.7, seed=list(range(6)))
@@ -185,7 +203,12 @@ def test_each_error_class(client, url):
 
 
 def part(url_: str):
-    return [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": url_}}]}]
+    return [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": url_}}],
+        }
+    ]
 
 
 def png(size=(8, 8)) -> str:
@@ -208,7 +231,11 @@ def test_bad_settings_are_400(url, settings):
 
 
 def test_settings_that_would_never_end_are_400(url):
-    for name, settings in (("remdm", {"rounds": 1_000_000_000}), ("remdm", {"rounds": 100_000}), ("sacm", {"pace": 1000})):
+    for name, settings in (
+        ("remdm", {"rounds": 1_000_000_000}),
+        ("remdm", {"rounds": 100_000}),
+        ("sacm", {"pace": 1000}),
+    ):
         status, body, _ = post(f"{url}/v1/chat/completions", {**ASK, "unmask": {"method": name, "settings": settings}})
         assert status == 400, body
 
@@ -242,7 +269,7 @@ def test_settings_that_would_never_end_are_400(url):
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_bad_bodies_are_refused(url, raw, status):
-    found, body, headers = post(f"{url}/v1/chat/completions", None, raw=raw)
+    found, body, _ = post(f"{url}/v1/chat/completions", None, raw=raw)
     assert found == status and set(body["error"]) == {"message", "type", "param", "code"}, (found, body)
     assert len(json.dumps(body)) < 2000
 
@@ -260,13 +287,17 @@ def test_text_that_spells_a_special_token_is_text(url, model):
     assert post(f"{url}/v1/completions", {"prompt": "so we <|mdm_mask|>", "max_tokens": 24})[0] == 200
 
 
-@pytest.mark.parametrize("name", ["evil.py:mine", "/tmp/evil.py:mine", "__import__('os').system('true')", "mine", "sacm "])
+@pytest.mark.parametrize(
+    "name", ["evil.py:mine", "/tmp/evil.py:mine", "__import__('os').system('true')", "mine", "sacm "]
+)
 def test_no_file_entry_point_or_code_is_reached_from_a_request(url, tmp_path, name):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     name = name.replace("evil.py", str(tmp_path / "evil.py")) if name.startswith("evil") else name
     status, body, _ = post(f"{url}/v1/chat/completions", {**ASK, "unmask": {"method": name}})
     assert status == 400 and body["error"]["param"] == "unmask.method" and not (tmp_path / "ran").exists()
-    status, body, _ = post(f"{url}/v1/chat/completions", {**ASK, "unmask": {"settings": {"text": "__import__('os')", "at": -20}}})
+    status, body, _ = post(
+        f"{url}/v1/chat/completions", {**ASK, "unmask": {"settings": {"text": "__import__('os')", "at": -20}}}
+    )
     assert status in (200, 400)
 
 
@@ -361,8 +392,14 @@ def test_64_clients_at_once_each_get_their_own_answer(url, model):
             return None
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=8, timeout=110)
         extra = {"unmask": asks[i]["unmask"]}
-        got = client.chat.completions.create(**{"model": "tiny", **{k: v for k, v in asks[i].items() if k != "unmask"}}, extra_body=extra)
-        return "".join(c.choices[0].delta.content or "" for c in got if c.choices) if asks[i]["stream"] else got.choices[0].message.content
+        got = client.chat.completions.create(
+            **{"model": "tiny", **{k: v for k, v in asks[i].items() if k != "unmask"}}, extra_body=extra
+        )
+        return (
+            "".join(c.choices[0].delta.content or "" for c in got if c.choices)
+            if asks[i]["stream"]
+            else got.choices[0].message.content
+        )
 
     with ThreadPoolExecutor(64) as pool:
         answers = list(pool.map(ask, range(64)))
@@ -410,14 +447,31 @@ def test_what_cannot_start_says_so_in_one_line(capsys, monkeypatch):
 
 def test_keys_hosts_cors_and_a_method_of_the_operators(tmp_path):
     (tmp_path / "mine.py").write_text("from unmask import METHODS\nslow = METHODS['sacm'].with_(kappa=9)\n")
-    options = ("--allow-host", "llm.example", "--cors", "https://app.example", "--methods", f"{tmp_path}/mine.py:slow", "--drain", "20")
+    options = (
+        "--allow-host",
+        "llm.example",
+        "--cors",
+        "https://app.example",
+        "--methods",
+        f"{tmp_path}/mine.py:slow",
+        "--drain",
+        "20",
+    )
     with served(*options, env={"UNMASK_API_KEY": "sesame"}) as (url, process):
         key = {"authorization": "Bearer sesame"}
         assert fetched(f"{url}/ready")[0] == 200 and fetched(f"{url}/v1/models")[0] == 401
-        assert fetched(f"{url}/metrics")[0] == 401 and fetched(f"{url}/v1/models", {"authorization": "Bearer sesam"})[0] == 401
-        status, _, headers = fetched(f"{url}/v1/models", {**key, "host": "llm.example", "origin": "https://app.example"})
+        assert (
+            fetched(f"{url}/metrics")[0] == 401
+            and fetched(f"{url}/v1/models", {"authorization": "Bearer sesam"})[0] == 401
+        )
+        status, _, headers = fetched(
+            f"{url}/v1/models", {**key, "host": "llm.example", "origin": "https://app.example"}
+        )
         assert status == 200 and headers["access-control-allow-origin"] == "https://app.example"
-        assert "access-control-allow-origin" not in fetched(f"{url}/v1/models", {**key, "origin": "https://evil.example"})[2]
+        assert (
+            "access-control-allow-origin"
+            not in fetched(f"{url}/v1/models", {**key, "origin": "https://evil.example"})[2]
+        )
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").models.list()
         status, body, _ = post(f"{url}/v1/chat/completions", {**ASK, "unmask": {"method": "slow"}}, key)

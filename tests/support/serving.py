@@ -12,8 +12,8 @@ import urllib.request
 from contextlib import contextmanager
 
 import torch
-from support.scripted import V, VOCAB, Placed, encode
 
+from support.scripted import VOCAB, Placed, V, encode
 from unmask.models.denoisers import Guided
 from unmask.models.model import Model
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from unmask.cli.options import command, option
+from unmask.errors import whole
 from unmask.files import write_whole
 from unmask.progress import track
 
@@ -43,12 +44,21 @@ def verify(args: argparse.Namespace) -> None:
     "bench", "speed and memory of decoding, as ratios within one run",
     """
   unmask bench
+  unmask bench serve                                    the server: throughput, waiting, memory
   unmask bench --json --seconds 60                      on a noisy machine, more rounds""",
+    option("what", nargs="?", choices=["serve"], metavar="serve", help="measure `unmask serve` instead of decoding"),
+    option("--rounds", type=int, default=3, metavar="N", help="of `bench serve`: each figure is the median of so many (default: 3)"),
     option("--seconds", type=float, default=12, metavar="S", help="how long each of the two shapes is timed (default: 12)"),
     option("--device", default="cpu", help="where to run it (default: cpu)"),
     option("--json", action="store_true", help="print the whole record as JSON"),
 )  # fmt: skip
 def bench(args: argparse.Namespace) -> None:
+    if args.what:
+        from unmask.tools import bench_serve
+
+        record = bench_serve.bench(whole("--rounds", args.rounds, 1))
+        print(json.dumps(record, indent=1) if args.json else bench_serve.table(record))
+        return
     from unmask.evaluation.recipe import machine
     from unmask.evaluation.workers import speedup
     from unmask.tools.bench import SHAPES, table

@@ -359,7 +359,11 @@ class Reader:
     @property
     def alike(self) -> Any:
         """What all of this reading depends on, if it draws nothing, keeps nothing and looks at no canvas; else None."""
-        return (self.choose, self.needs) if type(self.choose) is Argmax and not self.needs & {"divergence", "current"} else None
+        return (
+            (self.choose, self.needs)
+            if type(self.choose) is Argmax and not self.needs & {"divergence", "current"}
+            else None
+        )
 
     def __call__(self, logits: Tensor, rows: Tensor, slots: Tensor, ask: Ask) -> dict[str, Tensor]:
         vocab = ask.canvas.vocab

@@ -74,13 +74,17 @@ class Model:
 
     def _split(self, text: str, messages: Messages) -> list[int]:
         """The ids of a conversation whose messages spell special tokens: only the template's own act as such."""
-        marks = [f"\ue000{i}\ue001" for i in range(len(messages))]  # they stand for the contents, so that the template shows
+        marks = [
+            f"\ue000{i}\ue001" for i in range(len(messages))
+        ]  # they stand for the contents, so that the template shows
         shown = self.render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)])
         for contents in ([m["content"] for m in messages], [m["content"].strip() for m in messages]):
             pieces = re.split("(\ue000[0-9]+\ue001)", shown)
             held = [contents[marks.index(piece)] if piece in marks else None for piece in pieces]
             if "".join(piece if own is None else own for piece, own in zip(pieces, held, strict=True)) == text:
-                ids = [self.tokens(p) if own is None else self.literal(own) for p, own in zip(pieces, held, strict=True)]
+                ids = [
+                    self.tokens(p) if own is None else self.literal(own) for p, own in zip(pieces, held, strict=True)
+                ]
                 return [token for piece in ids for token in piece]
         raise UserError(
             f"the prompt spells a special token, and the chat template of {self.name} cannot be told from it: leave it out"
@@ -104,7 +108,9 @@ class Model:
             return self.tokens(text)
         ids = list(self._plain_tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
         if {self.vocab.mask_id, *self.vocab.eot_ids, *self.specials.values()} & set(ids) - {self._unknown}:
-            raise UserError(f"the text spells a special token, which {self.name} cannot read as plain text: leave it out")
+            raise UserError(
+                f"the text spells a special token, which {self.name} cannot read as plain text: leave it out"
+            )
         return ids
 
     @cached_property

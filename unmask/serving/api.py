@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
@@ -74,12 +74,16 @@ class API:
         """What the body asks for; refuses what goes beyond the limits before any work is done."""
         more, model = body.unmask, self.engine.model
         if body.model not in (None, model.name):
-            raise Refused(404, f"there is no model {body.model[:100]!r} here; this server has {model.name!r}", param="model", code="model_not_found")  # fmt: skip
+            raise unknown(str(body.model), model.name)
         n, wanted = body.n or 1, dict(more.settings) if more else {}
         if n > self.defaults.n:
             raise Refused(400, f"n is at most {self.defaults.n}, not {n}", param="n")
         if len(wanted) > self.defaults.max_settings:
-            raise Refused(400, f"there are {len(wanted)} settings; at most {self.defaults.max_settings} are taken", param="unmask.settings")
+            raise Refused(
+                400,
+                f"there are {len(wanted)} settings; at most {self.defaults.max_settings} are taken",
+                param="unmask.settings",
+            )
         for name, value in wanted.items():
             if isinstance(value, (int, float)) and not -LARGEST <= value <= LARGEST:
                 raise Refused(400, f"{name[:40]} is a number from -1e9 to 1e9", param=f"unmask.settings.{name[:40]}")
@@ -96,12 +100,21 @@ class API:
         try:
             strategy = self.defaults.strategy(name, wanted)
         except UserError as wrong:
-            raise Refused(400, str(wrong), param="unmask.settings" if "no method" not in str(wrong) else "unmask.method") from None
+            raise Refused(
+                400, str(wrong), param="unmask.settings" if "no method" not in str(wrong) else "unmask.method"
+            ) from None
         prompt, special = self.conversation(body, common) if isinstance(body, Chat) else self.text(body, common)
         how = Decoding(**common)
         strategy = strategy_for(model, strategy, how)
         return Request(
-            prompt, strategy, how, name, stream=bool(body.stream), trace=bool(more and more.trace), id=about["id"], **special
+            prompt,
+            strategy,
+            how,
+            name,
+            stream=bool(body.stream),
+            trace=bool(more and more.trace),
+            id=about["id"],
+            **special,
         )
 
     def conversation(self, body: Chat, common: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -126,7 +139,9 @@ class API:
         prompt: Any = body.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise Refused(400, "one prompt a request: send the others beside it, they are decoded together", param="prompt")
+                raise Refused(
+                    400, "one prompt a request: send the others beside it, they are decoded together", param="prompt"
+                )
             (prompt,) = prompt
         model, slots = self.engine.model, None
         if isinstance(prompt, str) and model.spells(prompt):
@@ -162,7 +177,12 @@ class API:
             job = await loop.run_in_executor(self.preparing, prepared)
             about |= {"method": job.request.method, "prompt_tokens": len(job.ids)}
             if body.stream and self.streaming >= self.defaults.streams:
-                raise Refused(429, f"{self.streaming} streams are open; try again later", "rate_limit_error", code="too_many_streams")
+                raise Refused(
+                    429,
+                    f"{self.streaming} streams are open; try again later",
+                    "rate_limit_error",
+                    code="too_many_streams",
+                )
             self.engine.submit(job)
         except (UserError, Refused) as wrong:
             return refusal(self.refused(wrong, job=None))
@@ -188,7 +208,9 @@ class API:
             gone.cancel()
             self.engine.leave(job)
 
-    async def stream(self, form: Form, events: asyncio.Queue[dict[str, Any]], about: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def stream(
+        self, form: Form, events: asyncio.Queue[dict[str, Any]], about: dict[str, Any]
+    ) -> AsyncIterator[bytes]:
         job, first, usage = form.job, True, None
         self.streaming += 1
         try:
@@ -243,7 +265,9 @@ class API:
         self.access.log(json.dumps({"error": said, "id": job.request.id if job else None}))
         if job and job.request.strategy != self.defaults.strategy(None, {}):
             return Refused(400, f"these settings cannot be decoded ({said})", param="unmask.settings")
-        return Refused(500, "something went wrong in the server; its log has more", "server_error", code="internal_error")
+        return Refused(
+            500, "something went wrong in the server; its log has more", "server_error", code="internal_error"
+        )
 
 
 # ---------------------------------------------------------------- OpenAI's forms
@@ -261,7 +285,10 @@ class Form:
 
     def frame(self, kind: str | None = None) -> dict[str, Any]:
         model = self.api.engine.model.name
-        frame = {"id": self.id, "object": kind or self.chunk, "created": self.created, "model": model, "system_fingerprint": f"unmask-{__version__}"}  # fmt: skip
+        frame = {
+            "id": self.id, "object": kind or self.chunk, "created": self.created, "model": model,
+            "system_fingerprint": f"unmask-{__version__}",
+        }  # fmt: skip
         return {**frame, "usage": None} if self.usage and not kind else frame
 
     def whole(self, event: dict[str, Any]) -> dict[str, Any]:
@@ -302,28 +329,39 @@ class Form:
     def last(self, choice: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError
 
+    def logprobs(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        raise NotImplementedError
 
-def own(choice: dict[str, Any]) -> dict[str, Any]:
-    """What a choice has of its own besides its text."""
-    return {name: choice[name] for name in ("seed", "forwards", "eot_ratio", "tie_rate", "tokens")}
+    def common(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """What a choice has besides its text."""
+        own = {name: choice[name] for name in ("seed", "forwards", "eot_ratio", "tie_rate", "tokens")}
+        return {
+            "index": choice["index"],
+            "logprobs": self.logprobs(choice),
+            "finish_reason": choice["finish"],
+            "unmask": own,
+        }
 
 
 class ChatForm(Form):
     object, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def begin(self) -> list[dict[str, Any]]:
-        start = [{"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None} for i in range(self.job.rows)]
+        start = [
+            {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            for i in range(self.job.rows)
+        ]
         return [{**self.frame(), "choices": [one]} for one in start]
 
     def choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice["text"], "refusal": None}
-        return {"index": choice["index"], "message": message, "logprobs": self.logprobs(choice), "finish_reason": choice["finish"], "unmask": own(choice)}  # fmt: skip
+        return {"message": message, **self.common(choice)}
 
     def part(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "delta": {"content": text}, "finish_reason": None}
 
     def last(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {"index": choice["index"], "delta": {}, "logprobs": self.logprobs(choice), "finish_reason": choice["finish"], "unmask": own(choice)}  # fmt: skip
+        return {"delta": {}, **self.common(choice)}
 
     def logprobs(self, choice: dict[str, Any]) -> dict[str, Any] | None:
         if choice["logprobs"] is None:
@@ -333,7 +371,8 @@ class ChatForm(Form):
             return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
 
         content = [
-            {**said(one["token"], one["logprob"]), "top_logprobs": [said(*rival) for rival in one["top"]]} for one in choice["logprobs"]
+            {**said(one["token"], one["logprob"]), "top_logprobs": [said(*rival) for rival in one["top"]]}
+            for one in choice["logprobs"]
         ]
         return {"content": content, "refusal": None}
 
@@ -342,7 +381,7 @@ class TextForm(Form):
     object, chunk, prefix = "text_completion", "text_completion", "cmpl"
 
     def choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {"index": choice["index"], "text": choice["text"], "logprobs": self.logprobs(choice), "finish_reason": choice["finish"], "unmask": own(choice)}  # fmt: skip
+        return {"text": choice["text"], **self.common(choice)}
 
     def part(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
@@ -361,6 +400,12 @@ class TextForm(Form):
             "tokens": [one["token"] for one in told], "token_logprobs": [one["logprob"] for one in told],
             "top_logprobs": [dict(one["top"]) for one in told], "text_offset": ends[:-1],
         }  # fmt: skip
+
+
+def unknown(name: str, known: str) -> Refused:
+    return Refused(
+        404, f"there is no model {name[:100]!r} here; this server has {known!r}", param="model", code="model_not_found"
+    )
 
 
 def usage_of(event: dict[str, Any]) -> dict[str, int]:
@@ -384,14 +429,18 @@ def picture(url: str, where: str) -> Any:
 
         with Image.open(io.BytesIO(held)) as image:
             if image.width * image.height > PIXELS:
-                raise Refused(400, f"a picture has at most {PIXELS} pixels, not {image.width} x {image.height}", param=where)
+                raise Refused(
+                    400, f"a picture has at most {PIXELS} pixels, not {image.width} x {image.height}", param=where
+                )
         return opened(held)
     except ImportError:
         raise Refused(400, "this server cannot open pictures", param=where) from None
     except Refused:
         raise
     except Exception as wrong:  # whatever a client's bytes make Pillow say
-        said = str(wrong) if isinstance(wrong, UserError) else f"this is no picture that can be read ({str(wrong)[:120]})"
+        said = (
+            str(wrong) if isinstance(wrong, UserError) else f"this is no picture that can be read ({str(wrong)[:120]})"
+        )
         raise Refused(400, said, param=where) from None
 
 
@@ -414,7 +463,9 @@ def _said(body: Chat | Completion) -> Any:
 
 def application(api: API) -> Any:
     """The API as an ASGI application."""
-    wrong: dict[int | str, Any] = {code: {"model": Error} for code in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)}
+    wrong: dict[int | str, Any] = {
+        code: {"model": Error} for code in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
+    }
     app = FastAPI(
         title="unmask", version=__version__, docs_url=None, redoc_url=None, responses=wrong,
         description="Masked diffusion language models behind OpenAI's API.",
@@ -430,7 +481,7 @@ def application(api: API) -> Any:
     @app.get("/v1/models/{name:path}", response_model=ModelCard)
     async def one_model(name: str) -> Any:
         if name != model.name:
-            raise Refused(404, f"there is no model {name[:100]!r} here; this server has {model.name!r}", param="model", code="model_not_found")
+            raise unknown(name, model.name)
         return card
 
     @app.post("/v1/chat/completions", response_model=Answer, responses=streamed)
@@ -465,7 +516,11 @@ def application(api: API) -> Any:
 
     @app.exception_handler(HTTPException)
     async def _(request: HTTP, found: HTTPException) -> Any:
-        refused = Refused(found.status_code, str(found.detail), code={404: "not_found", 405: "method_not_allowed"}.get(found.status_code))
+        refused = Refused(
+            found.status_code,
+            str(found.detail),
+            code={404: "not_found", 405: "method_not_allowed"}.get(found.status_code),
+        )
         return JSONResponse(error(refused), refused.status, {**headers_of(refused), **(found.headers or {})})
 
     @app.exception_handler(Exception)
@@ -474,14 +529,20 @@ def application(api: API) -> Any:
 
     whole: Any = Guard(app, api.access)
     if api.access.cors:
-        whole = CORSMiddleware(whole, allow_origins=list(api.access.cors), allow_methods=["GET", "POST"], allow_headers=["*"])
+        whole = CORSMiddleware(
+            whole, allow_origins=list(api.access.cors), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
     return whole
 
 
 def invalid(found: RequestValidationError) -> Refused:
     """The first thing that is wrong with a body, with the field's name."""
     first = max(found.errors(), key=lambda one: len(one["loc"]))  # of a union's errors, the one that got furthest
-    places = [str(place) for place in first["loc"] if place != "body" and not str(place).startswith(("list[", "str", "function-"))]
+    places = [
+        str(place)
+        for place in first["loc"]
+        if place != "body" and not str(place).startswith(("list[", "str", "function-"))
+    ]
     param = ".".join(places) or None
     said = {
         "extra_forbidden": "there is no such field here",
@@ -490,4 +551,6 @@ def invalid(found: RequestValidationError) -> Refused:
         "too_long": "this is longer than can be honoured here",
         "missing": "this is missing",
     }.get(first["type"], first["msg"])
-    return Refused(400, f"{param or 'the body'}: {said}"[:400], param=param[:200] if param else None, code=first["type"])
+    return Refused(
+        400, f"{param or 'the body'}: {said}"[:400], param=param[:200] if param else None, code=first["type"]
+    )

@@ -24,7 +24,6 @@ from unmask.decoding.reading import forward
 from unmask.decoding.rules.selection import Quota, tied
 from unmask.decoding.rules.tokens import Argmax
 from unmask.decoding.step import Step
-from unmask.errors import UserError
 from unmask.generation import Decoding, Generation, Prompt, encode_prompts, open_canvas, read_canvas, response_length
 from unmask.models.model import Model
 from unmask.views.stream import Stream
@@ -49,7 +48,9 @@ class Limits:
 class Refused(Exception):
     """No, with the status that says why."""
 
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None):  # fmt: skip
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
+    ):  # fmt: skip
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
 
@@ -103,8 +104,10 @@ class Job:
 
 
 class Engine:
-    def __init__(self, model: Model, limits: Limits = Limits(), observe: Callable[[str, float], None] = lambda *_: None):  # noqa: B008
-        self.model, self.limits, self.observe = model, limits, observe
+    def __init__(
+        self, model: Model, limits: Limits | None = None, observe: Callable[[str, float], None] = lambda *_: None
+    ):  # fmt: skip
+        self.model, self.limits, self.observe = model, limits or Limits(), observe
         self.waiting: deque[Job] = deque()
         self.flights: list[Flight] = []
         self.wake = threading.Condition()
@@ -118,11 +121,19 @@ class Engine:
         how, strategy, limits = request.decoding, request.strategy, self.limits
         length = response_length(self.model, how)
         if length > limits.length:
-            raise Refused(400, f"a response of {length} tokens is longer than the {limits.length} this server takes", param="max_tokens")
+            raise Refused(
+                400,
+                f"a response of {length} tokens is longer than the {limits.length} this server takes",
+                param="max_tokens",
+            )
         most, steps = settings.longest(strategy, length), strategy.steps(length, how.steps)
         if not 1 <= steps <= limits.forwards or (bound := strategy.bound(most, steps)) > limits.forwards:
             found = steps if steps > limits.forwards else bound
-            raise Refused(400, f"this could take {found} forwards; this server makes {limits.forwards} at most: shorten it", param="unmask")
+            raise Refused(
+                400,
+                f"this could take {found} forwards; this server makes {limits.forwards} at most: shorten it",
+                param="unmask",
+            )
         if how.samples > limits.batch or how.samples * (2 if how.cfg else 1) > limits.batch:
             raise Refused(400, f"n is {how.samples}, and this server decodes {limits.batch} rows at once", param="n")
         grows = any(hasattr(rule, "longest") for rule in strategy.revise)
@@ -132,11 +143,19 @@ class Engine:
         once = replace(how, samples=1)
         (ids,) = encode_prompts(self.model, [request.prompt], once, [list(request.pictures)], strategy)
         if len(ids) > limits.prompt:
-            raise Refused(400, f"a prompt of {len(ids)} tokens is longer than the {limits.prompt} this server takes", param="messages")
+            raise Refused(
+                400,
+                f"a prompt of {len(ids)} tokens is longer than the {limits.prompt} this server takes",
+                param="messages",
+            )
         job = Job(request, ids, len(ids) + most, tell)
         if job.cost * job.width > limits.tokens:
             need = f"{job.cost} x {job.width}"
-            raise Refused(400, f"this takes {need} tokens of a forward; this server runs {limits.tokens}: shorten it", param="max_tokens")
+            raise Refused(
+                400,
+                f"this takes {need} tokens of a forward; this server runs {limits.tokens}: shorten it",
+                param="max_tokens",
+            )
         settings.check(strategy, steps, open_canvas(self.model, [ids], strategy, how))
         return job
 
@@ -145,7 +164,12 @@ class Engine:
             if self.closed:
                 raise Refused(503, "the server is shutting down", "server_error", code="shutting_down")
             if len(self.waiting) >= self.limits.queue:
-                raise Refused(429, f"{len(self.waiting)} requests are waiting; try again later", "rate_limit_error", code="queue_full")
+                raise Refused(
+                    429,
+                    f"{len(self.waiting)} requests are waiting; try again later",
+                    "rate_limit_error",
+                    code="queue_full",
+                )
             self.waiting.append(job)
             self.wake.notify()
 
@@ -180,7 +204,8 @@ class Engine:
                 if self.stopped:
                     break
                 self.round()
-        self._end([*self.waiting, *(job for flight in self.flights for job in flight.jobs)], Refused(503, "the server was stopped", "server_error", code="shutting_down"))  # fmt: skip
+        left = [*self.waiting, *(job for flight in self.flights for job in flight.jobs)]
+        self._end(left, Refused(503, "the server was stopped", "server_error", code="shutting_down"))
         self.waiting.clear()
         self.flights.clear()
 
@@ -291,7 +316,11 @@ class Flight:
         pictures = [picture for job in jobs for _ in range(job.rows) for picture in job.request.pictures]
         self.session = model.denoiser(how.cfg, how.cache, pictures).begin(canvas)
         self.commits = Commits(canvas, first.top is not None, any(job.request.decoding.stop for job in jobs))
-        self.pieces = Pieces(model, lambda row, piece: jobs[0].tell({"piece": piece, "choice": row}), top=True) if first.trace else None
+        self.pieces = (
+            Pieces(model, lambda row, piece: jobs[0].tell({"piece": piece, "choice": row}), top=True)
+            if first.trace
+            else None
+        )
         for job in jobs:
             if not job.streams and (job.request.stream or job.request.decoding.stop):
                 job.streams = [
@@ -366,7 +395,9 @@ class Flight:
         text = whole[: min(ends)] if ends else whole
         said = [i for i, token in enumerate(tokens) if token not in model.vocab.eot_ids]
         if ends:  # the fewest tokens that spell the text
-            said = said[: bisect_left(range(len(said)), len(text), key=lambda k: len(model.text([tokens[i] for i in said[:k]])))]
+            said = said[
+                : bisect_left(range(len(said)), len(text), key=lambda k: len(model.text([tokens[i] for i in said[:k]])))
+            ]
         closed = bool(tokens) and tokens[-1] in model.vocab.eot_ids
         return {
             "index": index, "text": text, "tokens": tokens, "count": len(said), "finish": "stop" if ends or closed else "length",
@@ -405,13 +436,20 @@ class Commits:
             seen = step.seen
             here = chosen | ((step.after.response != step.canvas.response) & ~step.after.masked)  # revised ones, too
             p, ids, best = self.top or (seen.p.new_ones(seen.p.shape), seen.top_ids, seen.top_p)
-            self.top = seen.p.where(here, p), seen.top_ids.where(here[..., None], ids), seen.top_p.where(here[..., None], best)
+            self.top = (
+                seen.p.where(here, p),
+                seen.top_ids.where(here[..., None], ids),
+                seen.top_p.where(here[..., None], best),
+            )
 
     def told(self, model: Model, row: int, tokens: list[int], said: list[int], top: int) -> list[dict[str, Any]]:
         """The tokens that were said, each with its log probability and that of its rivals; given ones are certain."""
         if self.top is None:  # nothing was decoded: all of it was given
             self.top = (torch.ones(self.canvas.response.shape), *[torch.zeros(*self.canvas.response.shape, 0)] * 2)
-        p, ids, best = (part[row].clamp(min=1e-45).log().tolist() if part.is_floating_point() else part[row].tolist() for part in self.top)
+        p, ids, best = (
+            part[row].clamp(min=1e-45).log().tolist() if part.is_floating_point() else part[row].tolist()
+            for part in self.top
+        )
         fixed = self.canvas.fixed[row].tolist()
         return [
             {

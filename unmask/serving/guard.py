@@ -92,14 +92,25 @@ class Guard:
                 await self.app(scope, receive, sent)
         finally:
             took = round(1000 * (time.time() - begun), 1)
-            line = {"time": round(begun, 3), **about, "verb": scope["method"], "path": scope["path"], "status": status, "ms": took}
+            line = {
+                "time": round(begun, 3),
+                **about,
+                "verb": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": took,
+            }
             self.access.log(json.dumps(line, ensure_ascii=False))
 
     async def checked(self, scope: Any, headers: dict[str, str], receive: Any) -> Any:
         access = self.access
         host = re.sub(r":\d+$", "", headers.get("host", "")).strip("[]").lower()
         if host not in access.hosts:
-            raise Refused(403, f"this server does not answer to the name {host[:100]!r}; start it with --allow-host", code="host_not_allowed")
+            raise Refused(
+                403,
+                f"this server does not answer to the name {host[:100]!r}; start it with --allow-host",
+                code="host_not_allowed",
+            )
         if access.key and scope["path"] not in OPEN:
             kind, _, key = headers.get("authorization", "").partition(" ")
             if kind.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), access.key.encode()):
@@ -144,7 +155,11 @@ def sound(body: bytes) -> None:
         if deepest(body) > 64:
             raise UserError("the JSON is nested too deeply")
         parse_json(body, "the request")
-        json.loads(body, parse_constant=never, parse_int=lambda text: int(text) if len(text) < 40 else never("so long a number"))
+        json.loads(
+            body,
+            parse_constant=never,
+            parse_int=lambda text: int(text) if len(text) < 40 else never("so long a number"),
+        )
     except (UserError, ValueError, RecursionError) as wrong:
         raise Refused(400, str(wrong), code="invalid_json") from None
 

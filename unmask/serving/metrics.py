@@ -15,7 +15,7 @@ class Metrics:
         self.known: dict[str, Gauge | Counter | Histogram] = {
             "waiting": Gauge("unmask_queue_depth", "requests that wait for their turn", registry=registry),
             "forward": Histogram("unmask_forward_rows", "rows of a forward", buckets=(1, 2, 4, 8, 12, 16, 24, 32, 64), registry=registry),
-            "padding": Histogram("unmask_forward_padding", "share of a forward that is padding", buckets=(0, 0.1, 0.2, 0.3, 0.4, 0.5), registry=registry),
+            "padding": Histogram("unmask_forward_padding", "its share of padding", buckets=(0, 0.1, 0.2, 0.3, 0.4, 0.5), registry=registry),
             "forwards": Counter("unmask_forwards", "forwards made", registry=registry),
             "tokens": Counter("unmask_tokens", "tokens returned, end-of-text not counted", registry=registry),
             "requests": Counter("unmask_requests", "requests answered", registry=registry),

@@ -42,7 +42,9 @@ class Unmask(Strict):
     """What OpenAI's API has no field for."""
 
     method: Text | None = Field(None, description="a name from `unmask methods`, or one the operator gave at start")
-    settings: dict[str, Text | StrictBool | Number | None] = Field({}, description="of the method: kappa, text, at, block, ...")
+    settings: dict[str, Text | StrictBool | Number | None] = Field(
+        {}, description="of the method: kappa, text, at, block, ..."
+    )
     steps: Annotated[StrictInt, Field(ge=1)] | None = Field(None, description="T; by default the method's pace")
     cfg: Annotated[Number, Field(ge=0, le=1e4)] = Field(0, description="guidance scale")
     cache: Literal["none", "prefix", "dual", "prefix-lm"] | None = None
@@ -59,7 +61,9 @@ class Common(Strict):
     model: Text | None = None
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = Field(None, description="L, the response's length")
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(None, description="absent: the method's, mostly 0")
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="choice i is drawn with seed + i")
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = Field(
+        None, description="choice i is drawn with seed + i"
+    )
     n: Annotated[StrictInt, Field(ge=1)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     stream: StrictBool | None = None
@@ -102,7 +106,9 @@ class TextFormat(Strict):
 
 
 class Completion(Common):
-    prompt: Text | list[Text] | list[StrictInt] | list[list[StrictInt]] = Field(description="one prompt: text, or token ids")
+    prompt: Text | list[Text] | list[StrictInt] | list[list[StrictInt]] = Field(
+        description="one prompt: text, or token ids"
+    )
     suffix: Text | None = Field(None, description="infilling: the response stands between the prompt and this")
     logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = None
     echo: Literal[False] | None = None

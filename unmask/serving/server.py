@@ -21,7 +21,9 @@ from unmask.serving.metrics import Metrics
 def listening(host: str, port: int) -> socket.socket:
     """A bound socket; a port that is taken is said in one line, before a model is loaded."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -76,7 +78,8 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    model: Any, bound: socket.socket, *, limits: Limits, defaults: Defaults, access: Access, drain: float = 30.0, say: Callable[[str], Any] = print
+    model: Any, bound: socket.socket, *, limits: Limits, defaults: Defaults, access: Access,
+    drain: float = 30.0, say: Callable[[str], Any] = print,
 ) -> None:  # fmt: skip
     """Serve the model on a bound socket until a signal ends it. Its address is the first thing it says."""
     metrics = Metrics()

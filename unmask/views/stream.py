@@ -27,7 +27,9 @@ class Stream:
         self.ended = False  # a stop string has settled: nothing more will be written
 
     def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
-        cleaned = getattr(self.model.tokenizer, "clean_up_tokenization_spaces", False)  # what follows may change a space
+        cleaned = getattr(
+            self.model.tokenizer, "clean_up_tokenization_spaces", False
+        )  # what follows may change a space
         if step.strategy.remask or step.strategy.revise or cleaned or self.ended:
             return
         response = step.after.response[self.row, : self.slots].tolist()
