@@ -185,7 +185,9 @@ def _make(parts: list[Part], ran: Ran | None) -> None:
 def joined(parts: Sequence[Part]) -> tuple[Ask, Tensor, Tensor]:
     """The parts as one ask, with its rows and slots. Canvases are padded on the right, where nothing is valid, so each row keeps
     the positions it has alone; prompts end where they will, so the whole row counts as response: slots are positions."""
-    width, rows, slots, above = max(part.ask.canvas.ids.shape[1] for part in parts), [], [], 0
+    width, above = max(part.ask.canvas.ids.shape[1] for part in parts), 0
+    rows: list[Tensor] = []
+    slots: list[Tensor] = []
     for part in parts:
         rows.append(part.rows + above)
         slots.append(part.slots + part.ask.canvas.start)

@@ -113,6 +113,7 @@ class API:
             name,
             stream=bool(body.stream),
             trace=bool(more and more.trace),
+            own=bool(wanted),
             id=about["id"],
             **special,
         )
@@ -184,11 +185,11 @@ class API:
                     code="too_many_streams",
                 )
             self.engine.submit(job)
-        except (UserError, Refused) as wrong:
-            return refusal(self.refused(wrong, job=None))
+        except Exception as wrong:
+            return refusal(self.refused(wrong, about["id"], bool(body.unmask and body.unmask.settings)))
         form = ChatForm(self, job, body) if isinstance(body, Chat) else TextForm(self, job, body)
         if body.stream:
-            return EventSourceResponse(self.stream(form, events, about), headers={"x-accel-buffering": "no"})
+            return Stream(self, form, events, about)
         gone = asyncio.ensure_future(vanished(http))
         try:
             while True:
@@ -200,7 +201,7 @@ class API:
                     return PlainTextResponse("", 499)
                 event = got.result()
                 if "error" in event:
-                    return refusal(self.refused(event["error"], job))
+                    return refusal(self.refused(event["error"], about["id"], job.request.own))
                 if "choices" in event:
                     self.count(job, event, about)
                     return JSONResponse(form.whole(event))
@@ -212,7 +213,6 @@ class API:
         self, form: Form, events: asyncio.Queue[dict[str, Any]], about: dict[str, Any]
     ) -> AsyncIterator[bytes]:
         job, first, usage = form.job, True, None
-        self.streaming += 1
         try:
             for chunk in form.begin():
                 yield data(chunk)
@@ -223,7 +223,7 @@ class API:
                     yield format_sse_event(comment="keep-alive")
                     continue
                 if "error" in event:
-                    refused = self.refused(event["error"], job)
+                    refused = self.refused(event["error"], about["id"], job.request.own)
                     about["error"] = refused.message
                     yield data(error(refused))
                     return
@@ -240,10 +240,8 @@ class API:
                     yield format_sse_event(data_str="[DONE]")
                     return
         finally:
-            self.streaming -= 1
-            if usage is None:
-                about.setdefault("finish", "gone")
-            self.engine.leave(job)
+            if usage is None and "error" not in about:
+                about["finish"] = "gone"
 
     def count(self, job: Job, event: dict[str, Any], about: dict[str, Any]) -> dict[str, int]:
         made = sum(choice["count"] for choice in event["choices"])
@@ -254,7 +252,7 @@ class API:
         about |= {"completion_tokens": made, **times, "forwards": sum(c["forwards"] for c in event["choices"])}
         return usage_of(event)
 
-    def refused(self, wrong: Exception, job: Job | None) -> Refused:
+    def refused(self, wrong: Exception, id_: str | None = None, own: bool = False) -> Refused:
         """Any error as a client may see it. What a client's own settings bring about is the client's to mend."""
         self.metrics("refused", 1)
         if isinstance(wrong, Refused):
@@ -262,12 +260,28 @@ class API:
         if isinstance(wrong, UserError):
             return Refused(400, str(wrong))
         said = f"{type(wrong).__name__}: {' '.join(str(wrong).split()):.200}"
-        self.access.log(json.dumps({"error": said, "id": job.request.id if job else None}))
-        if job and job.request.strategy != self.defaults.strategy(None, {}):
+        self.access.log(json.dumps({"error": said, "id": id_}))
+        if own:
             return Refused(400, f"these settings cannot be decoded ({said})", param="unmask.settings")
         return Refused(
             500, "something went wrong in the server; its log has more", "server_error", code="internal_error"
         )
+
+
+class Stream(EventSourceResponse):
+    """A stream whose job leaves with its client, even one that is gone before the first chunk."""
+
+    def __init__(self, api: API, form: Form, events: asyncio.Queue[dict[str, Any]], about: dict[str, Any]):
+        super().__init__(api.stream(form, events, about), headers={"x-accel-buffering": "no"})
+        self.api, self.job = api, form.job
+
+    async def __call__(self, *given: Any) -> None:
+        self.api.streaming += 1
+        try:
+            await super().__call__(*given)
+        finally:
+            self.api.streaming -= 1
+            self.api.engine.leave(self.job)
 
 
 # ---------------------------------------------------------------- OpenAI's forms
@@ -525,7 +539,7 @@ def application(api: API) -> Any:
 
     @app.exception_handler(Exception)
     async def _(request: HTTP, found: Exception) -> Any:
-        return refusal(api.refused(found, None))
+        return refusal(api.refused(found, request.scope.get("about", {}).get("id")))
 
     whole: Any = Guard(app, api.access)
     if api.access.cors:

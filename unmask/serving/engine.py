@@ -51,8 +51,11 @@ class Refused(Exception):
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
     ):  # fmt: skip
-        super().__init__(message)
+        super().__init__(status, message, kind, param, code)  # so that it can be sent to another process
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Request:
     top: int | None = None  # candidates told with every token; None: no logprobs
     trace: bool = False
     slots: int | None = None  # only so many slots of the response are the answer; the rest is given text (suffix)
+    own: bool = False  # the client gave settings of its own
     id: str = ""
 
 
@@ -98,7 +102,16 @@ class Job:
         asked, how = self.request, self.request.decoding
         s = asked.strategy
         steady = s.block is None and type(s.select) is Quota and type(s.read) is Argmax
-        if not steady or s.remask or s.revise or s.focus or how.cache or how.infill or asked.pictures or asked.trace:
+        if (
+            not steady
+            or s.remask
+            or s.revise
+            or s.focus
+            or how.cache not in (None, "none")
+            or how.infill
+            or asked.pictures
+            or asked.trace
+        ):
             return None
         return repr(s), how.length, how.steps, how.cfg, asked.top
 

@@ -47,7 +47,7 @@ class Unmask(Strict):
     )
     steps: Annotated[StrictInt, Field(ge=1)] | None = Field(None, description="T; by default the method's pace")
     cfg: Annotated[Number, Field(ge=0, le=1e4)] = Field(0, description="guidance scale")
-    cache: Literal["none", "prefix", "dual", "prefix-lm"] | None = None
+    cache: Text | None = Field(None, description="a K/V cache, as `unmask generate --cache` takes it")
     infill: Text | None = Field(None, description="the response with [MASK*n] where n tokens are to be filled in")
     trace: StrictBool = Field(False, description="with stream: every step, as chunks without choices")
 

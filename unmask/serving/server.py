@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -82,6 +83,7 @@ def serve(
     drain: float = 30.0, say: Callable[[str], Any] = print,
 ) -> None:  # fmt: skip
     """Serve the model on a bound socket until a signal ends it. Its address is the first thing it says."""
+    warnings.simplefilter("ignore")  # what a request's settings make a method say is no news to the operator
     metrics = Metrics()
     engine = Engine(model, limits, metrics)
     config = uvicorn.Config(
