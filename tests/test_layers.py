@@ -17,7 +17,7 @@ LAYERS = [  # from the bottom up; what shares a line does not import each other
     ["generation"],
     ["training", "evaluation"],
     ["views"],
-    ["paper"],
+    ["paper", "serving"],
     ["harness"],
     ["tools"],
     ["cli"],

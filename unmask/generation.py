@@ -275,7 +275,7 @@ def open_canvas(model: Model, prompts: Sequence[Sequence[int]], strategy: Strate
     canvas = Canvas.blank(prompts, length, model.vocab, model.device)
     if decoding.infill is not None:
         canvas = _pinned(canvas, _spans(model, decoding.infill))
-    return strategy.prepare(canvas, model.tokens)
+    return strategy.prepare(canvas, model.literal)
 
 
 def _encoded(model: Model, prompt: Prompt, decoding: Decoding, pictures: Sequence[Picture]) -> list[int]:
@@ -319,9 +319,9 @@ def _spans(model: Model, infill: str) -> list[int | None]:
     for span in SPAN.finditer(infill):
         if len(span[1] or "") > 6:
             raise UserError(f"{span[0]:.30} asks for more tokens than any model takes")
-        out += [*model.tokens(infill[end : span.start()]), *([None] * int(span[1] or 1))]
+        out += [*model.literal(infill[end : span.start()]), *([None] * int(span[1] or 1))]
         end = span.end()
-    out += model.tokens(infill[end:])
+    out += model.literal(infill[end:])
     if None not in out:
         raise UserError("the text to infill has no [MASK] or [MASK*n] span")
     return out

@@ -54,6 +54,31 @@ class Hashed:
         return lambda part: picked[part].clone()
 
 
+class Placed(Hashed):
+    """Logits that depend on a row's real tokens and on the position among them: a row keeps them wherever it stands, so decodes
+    can share a forward. `forwards` holds the (rows, width) of each."""
+
+    stateless = True
+
+    def __init__(self, sharpness: float = 3.0):
+        super().__init__(sharpness)
+        self.forwards: list[tuple[int, int]] = []
+
+    def begin(self, canvas: Canvas):
+        return self
+
+    def logits(self, ask, rows: Tensor, slots: Tensor):
+        canvas, tables = ask.canvas, {}
+        self.forwards.append(tuple(canvas.ids.shape))
+        for row in rows.unique().tolist():
+            real = canvas.ids[row][canvas.valid[row]].tolist()
+            g = torch.Generator().manual_seed(zlib.crc32(repr(real).encode()))
+            tables[row] = torch.randn(len(real), V, generator=g) * self.sharpness
+        places = (canvas.valid.cumsum(1) - 1)[rows, canvas.start + slots]
+        picked = torch.stack([tables[r][i] for r, i in zip(rows.tolist(), places.tolist(), strict=True)])
+        return lambda part: picked[part].clone()
+
+
 def canvas(length: int, prompts=((5, 6, 7),), vocab: Vocab = VOCAB) -> Canvas:
     return Canvas.blank(prompts, length, vocab)
 

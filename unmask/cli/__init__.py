@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from unmask import __version__
-from unmask.cli import decode, look, measure, paper, tools, train  # noqa: F401 (importing them registers their commands)
+from unmask.cli import decode, look, measure, paper, serve, tools, train  # noqa: F401 (importing them registers their commands)
 from unmask.cli.options import COMMANDS
 from unmask.errors import UserError
 

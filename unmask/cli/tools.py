@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from unmask.cli.options import command, option
-from unmask.errors import UserError
+from unmask.errors import UserError, whole
 from unmask.files import write_whole
 from unmask.progress import track
 
@@ -45,15 +45,23 @@ def verify(args: argparse.Namespace) -> None:
     """
   unmask bench
   unmask bench --json --seconds 60                      on a noisy machine, more rounds
-  unmask bench cache                                    what the near cache saves, on the bundled model""",
-    option("what", nargs="?", choices=["decoding", "cache"], default="decoding", help="what is measured (default: decoding)"),
+  unmask bench cache                                    what the near cache saves, on the bundled model
+  unmask bench serve                                    the server: throughput, waiting, memory""",
+    option("what", nargs="?", choices=["decoding", "cache", "serve"], default="decoding", help="what is measured (default: decoding)"),
     option("--seconds", type=float, metavar="S", help="how long each of the two shapes is timed (default: 12), or the caches (60)"),
     option("--rows", type=int, default=50, metavar="N", help="cache: questions decoded together (default: 50)"),
+    option("--rounds", type=int, default=3, metavar="N", help="serve: each figure is the median of so many (default: 3)"),
     option("--model", default="tiny", metavar="DIR_OR_ID", help='cache: the model (default: the bundled "tiny")'),
     option("--device", default="cpu", help="where to run it (default: cpu)"),
     option("--json", action="store_true", help="print the whole record as JSON"),
 )  # fmt: skip
 def bench(args: argparse.Namespace) -> None:
+    if args.what == "serve":
+        from unmask.tools import bench_serve
+
+        record = bench_serve.bench(whole("--rounds", args.rounds, 1))
+        print(json.dumps(record, indent=1) if args.json else bench_serve.table(record))
+        return
     from unmask.evaluation.recipe import machine
     from unmask.evaluation.workers import speedup
     from unmask.tools.bench import SHAPES, table

@@ -218,6 +218,8 @@ def fitting(owner: DataclassInstance, name: str, new: Any) -> Any:
         raise UserError(f"{name} is a number, not {new!r}")
     if kind == "int" and type(new) is not int:
         raise UserError(f"{name} is a whole number, not {new!r}")
+    if kind == "bool" and not isinstance(new, bool):
+        raise UserError(f"{name} is True or False, not {new!r}")
     plain = kind.split(" | ")[0] in ("int", "float", "bool", "str")
     if not plain and not (callable(new) or isinstance(new, (tuple, list)) or (new is None and "None" in kind)):
         raise UserError(f"{name} is a rule or a list of them, not {new!r}: build this Strategy in Python")

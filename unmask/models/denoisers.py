@@ -6,12 +6,12 @@ one per decode, so that nothing is shared by accident; its `logits(ask, rows, sl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +19,12 @@ from torch import Tensor, nn
 
 from unmask.decoding import settings
 from unmask.decoding.canvas import Canvas
-from unmask.decoding.reading import Ask, Denoiser, Prediction
+from unmask.decoding.reading import Ask, Denoiser, Logits, Prediction
 from unmask.errors import UserError
 from unmask.models.layers import KV, Backbone
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
-
-Logits = Callable[[slice], Tensor]
 
 
 class Opens(Protocol):
@@ -63,6 +61,7 @@ class Plain:
 
     module: Backbone = field(repr=False)
     tally: Tally | None = field(default=None, repr=False, compare=False)  # a session's
+    stateless: ClassVar[bool] = True
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return replace(self, tally=Tally(canvas))
@@ -125,6 +124,7 @@ class Foreign:
 
     module: nn.Module = field(repr=False)
     shift: bool = False
+    stateless: ClassVar[bool] = True
 
     def begin(self, canvas: Canvas) -> Denoiser:
         return self
@@ -138,9 +138,11 @@ class Foreign:
             whole = self._run(ids, anything or "input_ids" in takes, attention_mask=valid.long())
         elif bool(valid.all()):
             whole = self._run(ids, "input_ids" in takes)
-        else:  # what is to the left of a row is padding: nobody asks about it
+        else:  # nobody asks about padding
             each = [self._run(ids[i : i + 1, v], "input_ids" in takes) for i, v in enumerate(valid)]
-            whole = torch.cat([F.pad(one, (0, 0, ids.shape[1] - one.shape[1], 0)) for one in each])
+            whole = each[0].new_zeros(*ids.shape, each[0].shape[-1])
+            for row, v, one in zip(whole, valid, each, strict=True):
+                row[v] = one[0]
         at = (ask.canvas.start + slots - int(self.shift)).clamp(min=0)
         return lambda part: whole[rows[part], at[part]]
 
@@ -187,18 +189,20 @@ class _Guiding:
     def given(self, canvas: Canvas) -> Tensor:  # (B, L) bool: what the unconditional canvas hides of the response
         return canvas.fixed
 
-    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+    def parts(self, ask: Ask) -> list[tuple[Denoiser, Ask]]:
+        """The two forwards, which are one where the sessions keep nothing: see `reading.forward`."""
         canvas, mask = ask.canvas, ask.canvas.vocab.mask_id
         blind = canvas.with_response(canvas.response.masked_fill(self.given(canvas), mask))
         blind.ids[:, : canvas.start] = mask
-        given = self.conditional.logits(ask, rows, slots)
-        free = self.unconditional.logits(replace(ask, canvas=blind), rows, slots)
+        return [(self.conditional, ask), (self.unconditional, replace(ask, canvas=blind))]
 
-        def combined(part: slice) -> Tensor:
-            un = free(part)
-            return un + (self.scale + 1) * (given(part) - un)
+    def combined(self, logits: Sequence[Tensor]) -> Tensor:
+        given, un = logits
+        return un + (self.scale + 1) * (given - un)
 
-        return combined
+    def logits(self, ask: Ask, rows: Tensor, slots: Tensor) -> Logits:
+        given, free = (session.logits(one, rows, slots) for session, one in self.parts(ask))
+        return lambda part: self.combined((given(part), free(part)))
 
 
 @dataclass(frozen=True)

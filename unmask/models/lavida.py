@@ -249,6 +249,9 @@ class VisionModel(Model):
         if system is None and self.chats and not raw and (isinstance(prompt, str) or prompt[0].get("role") != "system"):
             system = SYSTEM
         text = self.render(_placed(prompt, len(images)), system, raw)
+        said = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        if not raw and any(map(self.spells, said)):
+            raise UserError("the prompt spells a special token, which a prompt with pictures cannot hold: leave it out")
         first, *rest = text.split("<image>")
         if len(rest) != len(images):
             raise UserError(f"the prompt has {len(rest)} <image> and {len(images)} pictures were given (--image FILE)")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -65,7 +67,63 @@ class Model:
                 f"{self.name} cannot see pictures; LaViDa can: --model jacklishufan/lavida-llada-v1.0-instruct"
             )
         text = self.render(prompt, system, raw)
-        return self.tokens(text) if self.chats and not raw else list(self.tokenizer(text)["input_ids"])
+        if raw or not self.chats:
+            return list(self.tokenizer(text)["input_ids"])
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if system:
+            messages = [{"role": "system", "content": system}, *messages]
+        if any(self.spells(message["content"]) for message in messages):
+            return self._split(text, messages)
+        return self.tokens(text)
+
+    def _split(self, text: str, messages: Messages) -> list[int]:
+        """The ids of a conversation whose messages spell special tokens: only the template's own act as such."""
+        marks = [
+            f"\ue000{i}\ue001" for i in range(len(messages))
+        ]  # they stand for the contents, so that the template shows
+        shown = self.render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)])
+        for contents in ([m["content"] for m in messages], [m["content"].strip() for m in messages]):
+            pieces = re.split("(\ue000[0-9]+\ue001)", shown)
+            held = [contents[marks.index(piece)] if piece in marks else None for piece in pieces]
+            if "".join(piece if own is None else own for piece, own in zip(pieces, held, strict=True)) == text:
+                ids = [
+                    self.tokens(p) if own is None else self.literal(own) for p, own in zip(pieces, held, strict=True)
+                ]
+                return [token for piece in ids for token in piece]
+        raise UserError(
+            f"the prompt spells a special token, and the chat template of {self.name} cannot be told from it: leave it out"
+        )
+
+    @cached_property
+    def specials(self) -> dict[str, int]:
+        """The special tokens by their text."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        found = {token.content: i for i, token in added.items() if token.special}
+        named = {self.tokenizer.decode([i]): i for i in (self.vocab.mask_id, *self.vocab.eot_ids)}
+        return {text: i for text, i in {**named, **found}.items() if text}
+
+    def spells(self, text: str) -> bool:
+        """Does the text spell a special token?"""
+        return any(special in text for special in self.specials)
+
+    def literal(self, text: str) -> list[int]:
+        """The ids of a piece of text alone, in which nothing acts as a special token, though it may spell one."""
+        if not self.spells(whole_text(text)):
+            return self.tokens(text)
+        ids = list(self._plain_tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        if {self.vocab.mask_id, *self.vocab.eot_ids, *self.specials.values()} & set(ids) - {self._unknown}:
+            raise UserError(
+                f"the text spells a special token, which {self.name} cannot read as plain text: leave it out"
+            )
+        return ids
+
+    @cached_property
+    def _plain_tokenizer(self) -> PreTrainedTokenizerBase:
+        return copy.deepcopy(self.tokenizer)  # of its own: the option is a state of the tokenizer, which threads share
+
+    @property
+    def _unknown(self) -> int | None:  # what stands for letters that the tokenizer does not have
+        return getattr(self.tokenizer, "unk_token_id", None)
 
     @property
     def chats(self) -> bool:

@@ -1,44 +1,63 @@
-"""Text as it settles, for a terminal: a watcher, called with (step, score, chosen) after every forward that decodes."""
+"""Text as it settles: a watcher, called with (step, score, chosen) after every forward that decodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from unmask.decoding.step import Step
-from unmask.generation import cut
 from unmask.models.model import Model
 
 
-class Stream:
-    """Writes the first row's text as it settles: the longest beginning without a mask. If settled text may still change,
-    only at the end."""
+class Out(Protocol):
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> None: ...
 
-    def __init__(self, model: Model, out: TextIO, stop: Sequence[str] = ()):
-        self.model, self.out, self.stop, self.written = model, out, stop, ""
+
+class Stream:
+    """Writes a row's text as it settles: the longest beginning without a mask, as far as it cannot change any more. If settled
+    text may still change, nothing before the end. What is written always joins to the final text."""
+
+    def __init__(self, model: Model, out: Out, stop: Sequence[str] = (), row: int = 0, slots: int | None = None):
+        self.model, self.out, self.stop, self.row, self.slots = model, out, [s for s in stop if s], row, slots
+        self.written = ""
+        self.known = 0  # slots of the settled beginning
+        self.ended = False  # a stop string has settled: nothing more will be written
 
     def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
-        if step.strategy.remask or step.strategy.revise:
+        cleaned = getattr(
+            self.model.tokenizer, "clean_up_tokenization_spaces", False
+        )  # what follows may change a space
+        if step.strategy.remask or step.strategy.revise or cleaned or self.ended:
             return
-        response = torch.where(chosen, step.seen.token, step.canvas.response)[0]
-        masks = (response == step.canvas.vocab.mask_id).nonzero()
-        text = self.model.text(response[: int(masks[0]) if len(masks) else None])
-        text = cut(text, self.stop).rstrip("\ufffd")  # half a character waits for its other half
-        if text.startswith(self.written):
+        response = step.after.response[self.row, : self.slots].tolist()
+        mask = step.canvas.vocab.mask_id
+        known = response.index(mask) if mask in response else len(response)
+        if known > self.known:
+            self.known = known
+            text, self.ended = settled(self.model.text(response[:known]), self.stop)
             self._write(text)
 
-    def end(self, text: str) -> None:
+    def end(self, text: str, last: str = "\n") -> None:
         """What is left of the final text, and a line break."""
-        if text.startswith(self.written):
-            self._write(text)
-        elif not self.written.startswith(text):
-            self.out.write("\n" + text)
-        self.out.write("\n")
+        self._write(text)
+        self.out.write(last)
 
     def _write(self, text: str) -> None:
-        self.out.write(text[len(self.written) :])
-        self.out.flush()
-        self.written = text
+        if text.startswith(self.written) and text != self.written:
+            self.out.write(text[len(self.written) :])
+            self.out.flush()
+            self.written = text
+
+
+def settled(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """How much of the beginning of a text can be shown before the rest is known, and whether a stop string ends it there.
+
+    Half a character waits for its other half, and what may be the beginning of a stop string for what follows."""
+    text = text.rstrip("\ufffd")
+    found = [at for s in stop if (at := text.find(s)) >= 0]
+    begun = [i for s in stop for i in range(max(0, len(text) - len(s) + 1), len(text)) if s.startswith(text[i:])]
+    end = min([*found, *begun, len(text)])
+    return text[:end], end in found

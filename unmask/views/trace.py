@@ -10,7 +10,7 @@ import gzip
 import html
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,23 +51,53 @@ class Trace:
     def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
         if not self.decodes or self.decodes[-1].draws is not step.draws:  # each decode has its own random draws
             self.decodes.append(_Decode(step.draws, step.strategy, step.canvas))
-        decode, now, seen = self.decodes[-1], time.perf_counter(), step.seen
-        if step.after.ragged:
-            raise UserError("a trace shows a response of one length; this method changes it while it decodes")
-        revised = step.strategy.revise or step.strategy.focus
-        asked = (step.after.response, seen.token.masked_fill(seen.p == 0, -1)) if revised else (None, None)
-        kept = (step.base, score, seen.token, chosen, step.reopened, *asked)
-        decode.steps.append((step.turn, step.window, 1000 * (now - self.clock), kept))
+        decode, now = self.decodes[-1], time.perf_counter()
+        decode.steps.append((step.turn, step.window, 1000 * (now - self.clock), _kept(step, score, chosen)))
         self.clock = now
         if self.needs:
-            here = chosen[..., None]
-            ids, p = decode.top or (seen.top_ids, seen.top_p)
-            decode.top = seen.top_ids.where(here, ids), seen.top_p.where(here, p)
+            decode.top = _best(step, chosen, decode.top)
 
     def runs(self, model: Model, abouts: Sequence[dict[str, Any]] = ()) -> list[Run]:
         """A Run for every row decoded, in order; `abouts` says what is known about each: method, prompt, gold, ..."""
         found = [run for decode in self.decodes for run in decode.runs(model)]
         return [replace(run, **about) for run, about in zip(found, abouts or [{}] * len(found), strict=True)]
+
+
+class Pieces:
+    """Watch a decode and hand on every row's trace as it grows: `tell(row, piece)` is given a run's head, a piece for each step
+    and, from `end`, the last one. The pieces of a row join to its Run: see `joined`."""
+
+    def __init__(self, model: Model, tell: Callable[[int, dict[str, Any]], None], top: bool = False):
+        self.model, self.tell, self.needs = model, tell, frozenset({"top"} if top else ())
+        self.folds: list[_Fold] = []
+        self.top: tuple[Any, Any] | None = None
+        self.clock = time.perf_counter()
+
+    def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
+        if not self.folds:
+            self.folds = [_Fold(self.model, step.strategy, step.canvas, row) for row in range(step.canvas.rows)]
+            for row, fold in enumerate(self.folds):
+                self.tell(row, {"run": fold.head})
+        now, turns = time.perf_counter(), step.turn.tolist()
+        columns, ms = _columns([_kept(step, score, chosen)]), 1000 * (now - self.clock)
+        self.clock, self.top = now, _best(step, chosen, self.top) if self.needs else None
+        for row, fold in enumerate(self.folds):
+            if folded := fold.step(turns[row], step.window, ms, [column and column[0][row] for column in columns]):
+                self.tell(row, {"step": folded, "tokens": fold.tokens(folded["guess"][1::2])})
+
+    def end(self, row: int, **about: Any) -> None:
+        self.tell(row, {"end": {**self.folds[row].end(self.top), **about}} if self.folds else {"end": about})
+
+
+def joined(pieces: Iterable[Mapping[str, Any]]) -> Run:
+    """The Run whose pieces these are."""
+    run: dict[str, Any] = {"steps": [], "tokens": {}}
+    for piece in pieces:
+        more = {**piece.get("run", {}), **piece.get("end", {})}
+        run["tokens"] |= {**more.pop("tokens", {}), **piece.get("tokens", {})}
+        run["steps"] += [piece["step"]] if "step" in piece else []
+        run |= more
+    return Run(**{name: value for name, value in run.items() if name in {f.name for f in fields(Run)}})
 
 
 @dataclass
@@ -79,70 +109,114 @@ class _Decode:
     top: tuple[Tensor, Tensor] | None = None  # (B, L, 5) ids and probabilities, as each slot was committed
 
     def runs(self, model: Model) -> Iterator[Run]:
-        base, score, tokens, chosen, reopened, after, asked = (self._column(i) for i in range(7))
+        columns = _columns([kept for *_, kept in self.steps])
         turns = [turn.tolist() for turn, *_ in self.steps]  # the forwards of each row, (T, B)
-        start, anchors, vocab = self.canvas.response.tolist(), self.canvas.anchors.tolist(), self.canvas.vocab
-        weights = (rule.weight(self.canvas) for rule in self.strategy.modifiers if hasattr(rule, "weight"))
-        weight = next((w.tolist() for w in weights), None)
-        top = [part.tolist() for part in self.top] if self.top else []
         for row in range(self.canvas.rows):
-            state, guess = list(start[row]), [-1] * self.canvas.length
-            steps: list[dict[str, Any]] = []
-            late: list[int] = []  # reopened after the last iteration: the next one shows it
+            fold = _Fold(model, self.strategy, self.canvas, row)
+            pieces = [{"run": fold.head}]
             for t, (_, window, ms, _) in enumerate(self.steps):
-                # What is reopened before the first iteration was never closed for whoever reads the trace.
-                again = [i for i, yes in enumerate(reopened[t][row]) if yes] if reopened and t else []
-                if (
-                    after
-                ):  # rules that revise may have written, replaced and reopened anything: what stands there then counts
-                    window, left = slice(0, self.canvas.length), after[t][row]
-                    replaced = {i for i, n in enumerate(left) if vocab.mask_id not in (n, state[i]) and n != state[i]}
-                    again = sorted({*again, *late, *replaced})
-                    seen = zip(left, asked[t][row], strict=True)
-                    tokens[t][row] = [old if n == vocab.mask_id and old >= 0 else n for n, old in seen]
-                    chosen[t][row] = [n != vocab.mask_id for n in left]
-                    late = [i for i, n in enumerate(left) if n == vocab.mask_id and state[i] != n and i not in again]
-                for i in again:
-                    state[i] = vocab.mask_id
-                slots = [i for i in range(window.start, window.stop) if state[i] == vocab.mask_id]
-                if not slots:
-                    continue  # the other rows were still at work
-                changed = [i for i in slots if tokens[t][row][i] != guess[i]]
-                for i in changed:
-                    guess[i] = tokens[t][row][i]
-                now = [i for i in slots if chosen[t][row][i]]
-                for i in now:
-                    state[i] = guess[i]
-                steps.append({
-                    "forward": turns[t][row], "ms": round(ms, 3), "chosen": now,
-                    "guess": [n for i in changed for n in (i, guess[i])],
-                    "base": [base[t][row][i] for i in slots],
-                    **({"score": [score[t][row][i] for i in slots]} if self.strategy.modifiers else {}),
-                    **({"window": [window.start, window.stop]} if window != slice(0, self.canvas.length) else {}),
-                    **({"reopened": again} if again else {}),
-                })  # fmt: skip
-            given = [[i, n] for i, n in enumerate(start[row]) if n != vocab.mask_id]
-            filled = [i for i, n in enumerate(start[row]) if n == vocab.mask_id and state[i] != n] if top else []
-            candidates = {
-                str(i): [[n, round(p, 4)] for n, p in zip(top[0][row][i], top[1][row][i], strict=True)] for i in filled
-            }
-            used = {n for _, n in given} | {n for step in steps for n in step["guess"][1::2]}
-            used |= {n for best in candidates.values() for n, _ in best}
-            yield Run(
-                length=self.canvas.length, mask_id=vocab.mask_id, eot_ids=list(vocab.eot_ids), model=model.name,
-                recipe=repr(self.strategy), given=given, anchors=[i for i, yes in enumerate(anchors[row]) if yes],
-                weight=[round(w, 4) for w in weight[row]] if weight else [], steps=steps, candidates=candidates,
-                tokens={str(n): str(model.tokenizer.decode([n])) for n in sorted(used)}, text=model.text(state),
-            )  # fmt: skip
+                if folded := fold.step(turns[t][row], window, ms, [column and column[t][row] for column in columns]):
+                    pieces.append({"step": folded, "tokens": fold.tokens(folded["guess"][1::2])})
+            run = joined([*pieces, {"end": fold.end(self.top)}])
+            yield replace(run, tokens={str(n): run.tokens[str(n)] for n in sorted(map(int, run.tokens))})
 
-    def _column(self, i: int) -> list[list[list[int]]] | Any:
-        """(T, B, L) of what was kept, confidences as integers; None where it was never there (nothing reopened)."""
-        import torch
 
-        if self.steps[-1][-1][i] is None:
+def _kept(step: Any, score: Any, chosen: Any) -> tuple[Any, ...]:
+    """What a step leaves for the trace, (B, L) each or None: base, score, tokens, chosen, reopened, after, asked."""
+    if step.after.ragged:
+        raise UserError("a trace shows a response of one length; this method changes it while it decodes")
+    seen, revised = step.seen, step.strategy.revise or step.strategy.focus
+    asked = (step.after.response, seen.token.masked_fill(seen.p == 0, -1)) if revised else (None, None)
+    return step.base, score, seen.token, chosen, step.reopened, *asked
+
+
+def _best(step: Any, chosen: Any, before: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    """The best candidates (B, L, 5) of the iteration that committed each slot: ids and probabilities."""
+    seen, here = step.seen, chosen[..., None]
+    ids, p = before or (seen.top_ids, seen.top_p)
+    return seen.top_ids.where(here, ids), seen.top_p.where(here, p)
+
+
+def _columns(kept: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """(T, B, L) of each thing that was kept, confidences as integers; None where it was never there (nothing reopened)."""
+    import torch
+
+    def column(i: int) -> Any:
+        if kept[-1][i] is None:
             return None
-        whole = torch.stack([kept[i] for *_, kept in self.steps])
+        whole = torch.stack([step[i] for step in kept])
         return ((whole * SCALE).round().nan_to_num().long() if whole.is_floating_point() else whole).tolist()
+
+    return [column(i) for i in range(7)]
+
+
+class _Fold:
+    """One row's decode, folded step by step into what a trace file holds."""
+
+    def __init__(self, model: Any, strategy: Any, canvas: Any, row: int):
+        self.model, self.strategy, self.row, self.length, self.vocab = model, strategy, row, canvas.length, canvas.vocab
+        self.start: list[int] = canvas.response[row].tolist()
+        self.state, self.guess, self.begun, self.told = list(self.start), [-1] * self.length, False, set[int]()
+        self.late: list[int] = []  # reopened after the last iteration: the next one shows it
+        given = [[i, n] for i, n in enumerate(self.start) if n != self.vocab.mask_id]
+        rule = next((rule for rule in strategy.modifiers if hasattr(rule, "weight")), None)
+        self.head = {
+            "length": self.length, "mask_id": self.vocab.mask_id, "eot_ids": list(self.vocab.eot_ids), "scale": SCALE,
+            "model": model.name, "recipe": repr(strategy), "given": given,
+            "anchors": [i for i, yes in enumerate(canvas.anchors[row].tolist()) if yes],
+            "weight": [round(w, 4) for w in rule.weight(canvas)[row].tolist()] if rule else [],
+            "tokens": self.tokens(n for _, n in given),
+        }  # fmt: skip
+
+    def tokens(self, ids: Iterable[int]) -> dict[str, str]:
+        """The text of those among the ids that were not told yet."""
+        new = sorted(set(ids) - self.told)
+        self.told.update(new)
+        return {str(n): self.model.tokenizer.decode([n]) for n in new}
+
+    def step(self, turn: int, window: slice, ms: float, kept: Sequence[Any]) -> dict[str, Any] | None:
+        """A STEP of docs/traces.md; None where the row had nothing to decode, as the other rows were still at work."""
+        base, score, tokens, chosen, reopened, after, asked = kept
+        mask, state = self.vocab.mask_id, self.state
+        # What is reopened before the first iteration was never closed for whoever reads the trace.
+        again = [i for i, yes in enumerate(reopened) if yes] if reopened and self.begun else []
+        self.begun = True
+        if after:  # rules that revise may have written, replaced and reopened anything: what stands there then counts
+            window = slice(0, self.length)
+            replaced = {i for i, n in enumerate(after) if mask not in (n, state[i]) and n != state[i]}
+            again = sorted({*again, *self.late, *replaced})
+            tokens = [old if n == mask and old >= 0 else n for n, old in zip(after, asked, strict=True)]
+            chosen = [n != mask for n in after]
+            self.late = [i for i, n in enumerate(after) if n == mask and state[i] != n and i not in again]
+        for i in again:
+            state[i] = mask
+        slots = [i for i in range(window.start, window.stop) if state[i] == mask]
+        if not slots:
+            return None
+        changed = [i for i in slots if tokens[i] != self.guess[i]]
+        for i in changed:
+            self.guess[i] = tokens[i]
+        now = [i for i in slots if chosen[i]]
+        for i in now:
+            state[i] = self.guess[i]
+        return {
+            "forward": turn, "ms": round(ms, 3), "chosen": now,
+            "guess": [n for i in changed for n in (i, self.guess[i])],
+            "base": [base[i] for i in slots],
+            **({"score": [score[i] for i in slots]} if self.strategy.modifiers else {}),
+            **({"window": [window.start, window.stop]} if window != slice(0, self.length) else {}),
+            **({"reopened": again} if again else {}),
+        }  # fmt: skip
+
+    def end(self, top: tuple[Any, Any] | None) -> dict[str, Any]:
+        """What is known at the end only: the text, and the candidates of every slot that was filled."""
+        mask, candidates = self.vocab.mask_id, {}
+        if top:
+            ids, p = (part[self.row].tolist() for part in top)
+            for i in (i for i, n in enumerate(self.start) if n == mask and self.state[i] != mask):
+                candidates[str(i)] = [[n, round(q, 4)] for n, q in zip(ids[i], p[i], strict=True)]
+        used = self.tokens(n for best in candidates.values() for n, _ in best)
+        return {"text": self.model.text(self.state), "candidates": candidates, "tokens": used}
 
 
 @dataclass(frozen=True)
