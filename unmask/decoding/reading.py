@@ -290,7 +290,8 @@ class _Together:
                 each += [reading.logits(slice(first, last))] if first < last else []
             return torch.cat(each)
 
-        rows, slots = (torch.cat([getattr(r, name) for r in self.readings]) for name in ("rows", "slots"))
+        rows = torch.cat([reading.rows for reading in self.readings])
+        slots = torch.cat([reading.slots for reading in self.readings])
         whole = chunks(logits, rows, slots, self.readings[0].ask)
         each = {name: values.split(sizes) for name, values in whole.items()}
         self.found = {r: {name: values[i] for name, values in each.items()} for i, r in enumerate(self.readings)}
