@@ -219,9 +219,12 @@ class _Reading:
     """One ask on its way: the parts of the forward it needs (guidance has two), and how its Prediction is read from them."""
 
     together: _Together | None = None
+    rows: Tensor  # (n,)
+    slots: Tensor  # (n,)
 
     def __init__(self, denoiser: Any, ask: Ask):
-        self.denoiser, self.ask, self.wrong = denoiser, ask, None
+        self.denoiser, self.ask = denoiser, ask
+        self.wrong: Exception | None = None
         try:
             self.where = denoiser.reads(ask) if hasattr(denoiser, "reads") else ask.where
             self.rows, self.slots = self.where.nonzero(as_tuple=True)
