@@ -21,7 +21,7 @@ from support.serving import fetched, post, served, until
 openai = pytest.importorskip("openai")
 pytest.importorskip("fastapi")
 
-import unmask  # noqa: E402
+import unmask.serving.server  # noqa: E402
 from unmask.decoding.methods import METHODS  # noqa: E402
 from unmask.decoding.ties import NearTies  # noqa: E402
 from unmask.generation import generate  # noqa: E402
@@ -442,6 +442,7 @@ def test_what_cannot_start_says_so_in_one_line(capsys, monkeypatch):
         ):
             assert says in refused(capsys, "serve", "--port", "0", *options)
     monkeypatch.setitem(sys.modules, "unmask.serving.server", None)  # as if the extra were not installed
+    monkeypatch.delattr(unmask.serving, "server")
     assert 'pip install "unmask[serve]"' in refused(capsys, "serve")
 
 

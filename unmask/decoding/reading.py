@@ -223,9 +223,12 @@ class _Reading:
     """One ask on its way: the parts of the forward it needs (guidance has two), and how its Prediction is read from them."""
 
     together: _Together | None = None
+    rows: Tensor  # (n,)
+    slots: Tensor  # (n,)
 
     def __init__(self, denoiser: Any, ask: Ask):
-        self.denoiser, self.ask, self.wrong = denoiser, ask, None
+        self.denoiser, self.ask = denoiser, ask
+        self.wrong: Exception | None = None
         try:
             self.where = denoiser.reads(ask) if hasattr(denoiser, "reads") else ask.where
             self.rows, self.slots = self.where.nonzero(as_tuple=True)
@@ -294,7 +297,8 @@ class _Together:
                 each += [reading.logits(slice(first, last))] if first < last else []
             return torch.cat(each)
 
-        rows, slots = (torch.cat([getattr(r, name) for r in self.readings]) for name in ("rows", "slots"))
+        rows = torch.cat([reading.rows for reading in self.readings])
+        slots = torch.cat([reading.slots for reading in self.readings])
         whole = chunks(logits, rows, slots, self.readings[0].ask)
         each = {name: values.split(sizes) for name, values in whole.items()}
         self.found = {r: {name: values[i] for name, values in each.items()} for i, r in enumerate(self.readings)}

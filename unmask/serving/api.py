@@ -486,7 +486,7 @@ def application(api: API) -> Any:
     )  # fmt: skip
     model = api.engine.model
     card = {"id": model.name, "object": "model", "created": api.created, "owned_by": "unmask"}
-    streamed = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+    streamed: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Any:

@@ -343,7 +343,7 @@ class Flight:
             for i, stream in enumerate(job.streams):
                 stream.row = self.first[job] + i
         streams = [stream for job in jobs for stream in job.streams]
-        watch = [self.commits, *streams, *([self.pieces] if self.pieces else [])]
+        watch: list[Any] = [self.commits, *streams, *([self.pieces] if self.pieces else [])]
         self.work = decode(canvas, first.strategy, how.steps, self.seeds, watch)
         self.forwards = torch.zeros(canvas.rows, dtype=torch.long)
 
@@ -438,7 +438,7 @@ class Commits:
 
     def __init__(self, canvas: Canvas, top: bool, counted: bool):
         self.canvas, self.needs, self.counted = canvas, frozenset({"top"} if top else ()), counted
-        self.top: tuple[Tensor, Tensor, Tensor] | None = None
+        self.top: tuple[Tensor, ...] | Any = None
         self.ties = self.chosen = torch.zeros(canvas.rows, device=canvas.ids.device)
 
     def __call__(self, step: Step, score: Tensor, chosen: Tensor) -> None:
