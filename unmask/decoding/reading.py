@@ -169,8 +169,11 @@ def _make(parts: list[Part], ran: Ran | None) -> None:
             (one,) = parts
             one.logits = one.denoiser.logits(one.ask, one.rows, one.slots)
         else:
-            whole, first = parts[0].denoiser.logits(*joined(parts)), 0
+            session, first = parts[0].denoiser, 0
+            whole = getattr(session, "shared", session).logits(*joined(parts))
             for part in parts:
+                if hasattr(part.denoiser, "count"):
+                    part.denoiser.count(part.ask, part.rows)
                 part.logits = _section(whole, first, len(part.rows))
                 first += len(part.rows)
         if ran:
@@ -230,7 +233,8 @@ class _Reading:
         self.denoiser, self.ask = denoiser, ask
         self.wrong: Exception | None = None
         try:
-            self.where = denoiser.reads(ask) if hasattr(denoiser, "reads") else ask.where
+            self.reads = getattr(denoiser, "reads", None)
+            self.where = self.reads(ask) if self.reads else ask.where
             self.rows, self.slots = self.where.nonzero(as_tuple=True)
             sessions = denoiser.parts(ask) if hasattr(denoiser, "parts") else [(denoiser, ask)]
             self.parts = [Part(session, one, self.rows, self.slots) for session, one in sessions]
@@ -256,7 +260,7 @@ class _Reading:
             whole[name] = values.new_zeros((*self.where.shape, *values.shape[1:]))
             whole[name][self.rows, self.slots] = values
         seen = Prediction(**whole)
-        return self.denoiser.complete(replace(seen, read=self.where)) if hasattr(self.denoiser, "reads") else seen
+        return self.denoiser.complete(replace(seen, read=self.where)) if self.reads else seen
 
 
 def chunks(logits: Logits, rows: Tensor, slots: Tensor, ask: Ask) -> dict[str, Tensor]:

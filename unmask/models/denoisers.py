@@ -71,13 +71,23 @@ class Plain:
             return LeaveOneOut(self.module, self.tally).logits(ask, rows, slots)
         ids, valid, at = ask.canvas.ids, ask.canvas.valid, ask.canvas.start + slots - int(self.module.shifted)
         live, row = rows.unique(return_inverse=True)
-        if self.tally:
-            size = valid[live].sum(1)
-            self.tally.ran(live, size, size)
-            self.tally.read(rows)
+        self.count(ask, rows)
         if len(live) < len(ids) and getattr(self.module, "rowwise", True):  # rows that are done are not run again
             ids, valid, rows = ids[live], valid[live], row
         return head(self.module, self.module.hidden(ids, valid)[rows, at.clamp(min=0)])
+
+    def count(self, ask: Ask, rows: Tensor) -> None:
+        """What a forward for these rows runs, whether it was made for this decode alone or for many."""
+        if self.tally:
+            live = rows.unique()
+            size = ask.canvas.valid[live].sum(1)
+            self.tally.ran(live, size, size)
+            self.tally.read(rows)
+
+    @property
+    def shared(self) -> Plain:
+        """For the forward of many decodes, each of which counts its own part."""
+        return replace(self, tally=None)
 
 
 @dataclass(frozen=True)
