@@ -11,6 +11,7 @@ from torch import Tensor
 from unmask.decoding.algorithm import Decoded, Strategy, decode
 from unmask.decoding.canvas import Canvas, Vocab
 from unmask.decoding.reading import run
+from unmask.decoding.rules.anchors import EndMark
 
 MASK, EOT, TURN = 0, 1, 2  # ids of the scripted vocabulary
 V = 12
@@ -94,4 +95,7 @@ def decoded(denoiser, start: Canvas, strategy: Strategy, steps: int | None = Non
 
 def fitted(strategy: Strategy, at: int = -4) -> Strategy:
     """The strategy with its anchor or template where a short response has room for it."""
-    return replace(strategy, anchors=tuple(replace(anchor, at=at) for anchor in strategy.anchors))
+    places = [{"near": -1} if isinstance(anchor, EndMark) else {"at": at} for anchor in strategy.anchors]
+    return replace(
+        strategy, anchors=tuple(replace(a, **place) for a, place in zip(strategy.anchors, places, strict=True))
+    )
