@@ -49,7 +49,7 @@ class Trace:
             raise UserError("a trace shows a response of one length; this method changes it while it decodes")
         revised = step.strategy.revise or step.strategy.focus
         asked = (step.after.response, seen.token.masked_fill(seen.p == 0, -1)) if revised else (None, None)
-        kept = (step.base, score, seen.token, chosen, step.reopened, *asked)
+        kept = (step.base, score, seen.token, chosen, step.reopened, *asked, *step.scores[1:-1])
         decode.steps.append((step.turn, step.window, 1000 * (now - self.clock), kept))
         self.clock = now
         if self.needs:
@@ -72,7 +72,9 @@ class _Decode:
     top: tuple[Any, Any] | None = None  # (B, L, 5) ids and probabilities, of the iteration that committed each slot
 
     def runs(self, model: Any) -> Iterator[Run]:
-        base, score, tokens, chosen, reopened, after, asked = (self._column(i) for i in range(7))
+        modifiers = [type(rule).__name__ for rule in self.strategy.modifiers]
+        columns = [self._column(i) for i in range(7 + len(modifiers[1:]))]
+        base, score, tokens, chosen, reopened, after, asked, *between = columns
         turns = [turn.tolist() for turn, *_ in self.steps]  # the forwards of each row, (T, B)
         start, anchors, vocab = self.canvas.response.tolist(), self.canvas.anchors.tolist(), self.canvas.vocab
         rule = next((rule for rule in self.strategy.modifiers if hasattr(rule, "weight")), None)
@@ -110,7 +112,8 @@ class _Decode:
                     "forward": turns[t][row], "ms": round(ms, 3), "chosen": now,
                     "guess": [n for i in changed for n in (i, guess[i])],
                     "base": [base[t][row][i] for i in slots],
-                    **({"score": [score[t][row][i] for i in slots]} if self.strategy.modifiers else {}),
+                    **({"score": [score[t][row][i] for i in slots]} if modifiers else {}),
+                    **({"between": [[part[t][row][i] for i in slots] for part in between]} if between else {}),
                     **({"window": [window.start, window.stop]} if window != slice(0, self.canvas.length) else {}),
                     **({"reopened": again} if again else {}),
                 })  # fmt: skip
@@ -125,6 +128,7 @@ class _Decode:
                 length=self.canvas.length, mask_id=vocab.mask_id, eot_ids=list(vocab.eot_ids), model=model.name,
                 recipe=repr(self.strategy), given=given, anchors=[i for i, yes in enumerate(anchors[row]) if yes],
                 weight=[round(w, 4) for w in weight[row]] if weight else [], steps=steps, candidates=candidates,
+                modifiers=modifiers,
                 tokens={str(n): model.tokenizer.decode([n]) for n in sorted(used)}, text=model.text(state),
             )  # fmt: skip
 
@@ -150,6 +154,7 @@ class Run:
     given: list[list[int]] = field(default_factory=list)  # [slot, id] written before decoding
     anchors: list[int] = field(default_factory=list)  # slots
     weight: list[float] = field(default_factory=list)  # w_i of the modulation, (L,); empty where there is none
+    modifiers: list[str] = field(default_factory=list)  # the names of the rules that make c~ of c, in order
     candidates: dict[str, list[list[float]]] = field(default_factory=dict)  # slot -> [id, p] best first, at its commit
     text: str = ""
     method: str = ""
@@ -182,7 +187,9 @@ class Run:
             guess.update(zip(step["guess"][::2], step["guess"][1::2], strict=True))
             base = [value / self.scale for value in step["base"]]
             score = [value / self.scale for value in step.get("score", step["base"])]
-            yield Moment(index, list(ids), list(when), slots, [guess[i] for i in slots], base, score, step["chosen"])
+            between = [[value / self.scale for value in part] for part in step.get("between", ())]
+            tokens = [guess[i] for i in slots]
+            yield Moment(index, list(ids), list(when), slots, tokens, base, score, step["chosen"], between)
             for slot in step["chosen"]:
                 ids[slot], when[slot] = guess[slot], index
 
@@ -212,6 +219,7 @@ class Moment:
     base: list[float]  # c
     score: list[float]  # c~
     chosen: list[int]  # slots committed now
+    between: list[list[float]] = field(default_factory=list)  # the scores after each modifier but the last
 
 
 def record(
