@@ -180,10 +180,10 @@ def test_sacm_does_not_help():
     found = four(made_up(**SICK, right=2), made_up(eot=0.3, right=4), made_up(right=12), made_up(right=9))
     words, method, command = verdict(found, GRADED)
     assert method == "suffix-anchor" and "SACM does not help" in words[-1]
-    assert "SACM is not the one most often right: anchored is, though 16 rows cannot tell." in words
+    assert "Anchored is right more often than SACM, though 16 rows cannot tell." in words
     assert command == "unmask eval --task cups --methods suffix-anchor,top-probability"
     found["SACM"] = made_up(right=1)
-    assert "SACM is not the one most often right: anchored is." in verdict(found, GRADED)[0]
+    assert "Anchored is right more often than SACM." in verdict(found, GRADED)[0]
 
 
 def test_sacm_is_still_early_so_tune():
@@ -191,7 +191,9 @@ def test_sacm_is_still_early_so_tune():
         made_up(**SICK, right=2), made_up(**SICK, right=2), made_up(early=0.8, right=5), made_up(early=0.6, right=6)
     )
     words, method, command = verdict(found, GRADED, "--steps 8")
-    assert method == "sacm" and words[-1] == "None of the four is without a symptom; sacm comes nearest."
+    assert (
+        method == "sacm" and words[-1] == "None of the paper's four methods is without a symptom; sacm comes nearest."
+    )
     assert "SACM leaves 60%." in " ".join(words)
     assert command == "unmask tune --task cups --steps 8"
 
@@ -200,17 +202,51 @@ def test_nothing_cures_it():
     words, method, _ = verdict(four(*[made_up(**SICK, right=0)] * 4), GRADED)
     assert (
         method == "sacm"
-        and "None of the four" in words[-1]
+        and "None of the paper's four" in words[-1]
         and any("Few are right whatever the method" in word for word in words)
     )
     words, method, _ = verdict(four(made_up(**SICK, right=5), *[made_up(**SICK, right=0)] * 3), GRADED)
-    assert method == "top-probability" and words[-1] == "None of the four cures it."
+    assert method == "top-probability" and words[-1] == "None of the paper's four methods cures it."
 
 
 def test_surely_right_in_spite_of_a_symptom():
     found = four(made_up(**SICK, right=1), made_up(right=2), made_up(early=0.9, right=15), made_up(right=3))
     words, method, _ = verdict(found, GRADED)
     assert method == "suffix-anchor" and words[-1].startswith("Use suffix-anchor all the same")
+
+
+def test_support_has_to_prove_itself():
+    """Six rows more and none fewer is the least that convinces (p = 0.031)."""
+    found = four(made_up(**SICK, right=2), made_up(right=4), made_up(early=0.8, right=5), made_up(right=6))
+    words, method, command = verdict({**found, "supported": made_up(right=12)}, GRADED)
+    assert "sacm-support is right on significantly more of the same rows than SACM (+6 of 16, p = 0.031)." in words
+    assert method == "sacm-support" and words[-1] == "Use sacm-support."
+    assert command == "unmask eval --task cups --methods sacm-support,sacm"
+    words, method, _ = verdict({**found, "supported": made_up(right=11)}, GRADED)
+    assert (
+        "sacm-support is right on more of the same rows than SACM (+5 of 16, p = 0.062), but 16 rows cannot tell; "
+        "--count takes more." in words
+    )
+    assert method == "sacm" and words[-1] == "Use sacm."
+    for right, said in ((6, "as often as SACM."), (4, "on fewer of the same rows than SACM (-2 of 16, p = 0.5), but")):
+        words, method, _ = verdict({**found, "supported": made_up(right=right)}, GRADED)
+        assert method == "sacm" and any(word.startswith(f"sacm-support is right {said}") for word in words)
+
+
+def test_support_must_beat_what_would_be_advised_without_it_too():
+    healthy = four(made_up(right=8), made_up(right=8), made_up(right=8), made_up(right=2))
+    assert choose({**healthy, "supported": made_up(right=10)}) == "plain"  # surely better than SACM, not than plain
+    assert choose({**healthy, "supported": made_up(right=16)}) == "supported"
+    sick = four(*[made_up(**SICK, right=1)] * 3, made_up(early=0.9, right=2))
+    words, method, _ = verdict({**sick, "supported": made_up(early=0.9, right=3)}, GRADED)
+    assert method == "sacm" and words[-1].startswith("None of the paper's four methods is without a symptom")
+
+
+def test_support_is_tried_only_where_answers_are_known():
+    """By symptoms alone it is never advised, so its decoding is spared."""
+    four_ways = ["plain", "suppressed", "anchored", "SACM"]
+    assert list(doctor.ways(GRADED, {})) == [*four_ways, "supported"]
+    assert list(doctor.ways(ASKED, {})) == list(doctor.ways(replace(GRADED, graded=False), {})) == four_ways
 
 
 def test_prompts_without_answers():
@@ -277,6 +313,7 @@ def test_on_the_bundled_model_and_its_task(capsys):
     record = json.loads(run(capsys, "doctor", "--task", "cups", "--count", 2, "--steps", 8, "--json"))
     assert record["prompts"] == "2 tuning rows of cups" and record["model"] == "tiny"
     assert all(len(figures["right"]) == 2 for figures in record["methods"].values())
+    assert record["methods"]["supported"]["method"] == "sacm-support"
     words = shlex.split(record["next"])
     assert words[0] == "unmask" and record["advised"] in unmask.METHODS
     cli.parser().parse_args(words[1:])

@@ -111,6 +111,14 @@ def test_panels_in_every_format(kind, tmp_path):
         assert (tmp_path / "again.svg").read_bytes() == data  # the same runs, the same file
 
 
+def test_grey_is_the_confidence_before_all_modifiers():
+    steps = [{"forward": 0, "ms": 1, "chosen": [0, 1], "guess": [0, 1, 1, 2], "base": [8000, 5000], "between": [[4000, 2000]],
+              "score": [3000, 1000]}]  # fmt: skip
+    run = trace.Run(length=2, mask_id=9, eot_ids=[8], tokens={"1": "a", "2": "b"}, steps=steps, modifiers=["A", "B"])
+    for figure in (figures.failure_modes([run]), figures.progress([run])):
+        assert heights(figure.axes[0]) == pytest.approx([0.8, 0.5, 0.3, 0.1])  # the grey ones, then those that decide
+
+
 def test_progress_and_negative_confidence(tmp_path):
     """Entropy's confidence is negative: bars still rise with it. A single step is enough for a figure."""
     run = trace.Run(length=2, mask_id=9, eot_ids=[8], tokens={"1": "a", "2": "$b_{$"}, text="ab", method="entropy",

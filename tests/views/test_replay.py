@@ -161,6 +161,28 @@ def test_hover_and_focus_tell_the_same(show):
     assert page.locator(".um-tip").is_hidden()
 
 
+def test_hover_tells_what_each_modifier_did(show):
+    """Only where there are several: with one, the two numbers say it all. A score of 0 has no factor after it."""
+    steps = [{"forward": 0, "ms": 1, "chosen": [0], "guess": [0, 1, 1, 2], "base": [8000, 5000], "score": [3000, 10]},
+             {"forward": 1, "ms": 1, "chosen": [1], "guess": [], "base": [5000], "score": [10]}]  # fmt: skip
+    one = Run(length=2, mask_id=MASK, eot_ids=[EOT], tokens={"1": "yes", "2": "no"}, steps=steps)
+    between = [{**steps[0], "between": [[4000, 0]]}, {**steps[1], "between": [[0]]}]
+    two = replace(one, steps=between, modifiers=["AnchorModulation", "PositionDecay"])
+    page = show([two, one])
+    page.keyboard.press("ArrowRight")
+    said = []
+    for run in (0, 1):
+        for slot in (0, 1):
+            page.hover(f".um-run >> nth={run} >> .um-box >> nth={slot}")
+            said += re.findall("confidence.*", page.inner_text(".um-tip"))
+    assert said == [
+        "confidence 0.800 → 0.300 (anchor × 0.50, position decay × 0.75)",
+        "confidence 0.500 → 0.001 (anchor × 0.00, position decay → 0.001)",
+        "confidence 0.800 → 0.300",
+        "confidence 0.500 → 0.001",
+    ]
+
+
 def test_chart_shows_the_modulation(show):
     """At a step: the base in grey behind, the score in blue, the chosen in orange, the anchor; hover names a slot."""
     page = show(RUNS)

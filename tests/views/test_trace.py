@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from support.tracing import EOT, MASK, small_model
 
 from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor
 from unmask.decoding.methods import ABOUT, METHODS
+from unmask.decoding.rules.modifiers import Jitter
+from unmask.decoding.rules.support import Support
 from unmask.errors import UserError
 from unmask.generation import Decoding, generate
 from unmask.views import trace
@@ -67,6 +70,29 @@ def test_by_hand():
     assert found.tokens["6"] == "<6>" and found.method == "by hand" and found.correct is False
 
 
+def test_what_each_modifier_did_by_hand():
+    """Two modifiers: the step keeps the score between them. rho = 1 / ln 2: the prompt's three tokens support slot i by 7/8 2^-i."""
+    denoiser = Scripted({4: 0.6, 3: 0.4}, {5: 0.7, 3: 0.3}, {6: 0.9, 3: 0.1}, {})
+    strategy = Strategy(
+        anchors=(SuffixAnchor("x", -1),), modifiers=(AnchorModulation(1, 1, 1), Support(1 / math.log(2), 0))
+    )
+    watcher = Trace()
+    decoded(denoiser, strategy.prepare(canvas(4), lambda text: [7]), strategy, 3, watch=[watcher])
+    (found,) = watcher.runs(Numbers())
+    assert found.modifiers == ["AnchorModulation", "Support"]
+    first, *_ = found.moments()
+    assert first.base == [0.6, 0.7, 0.9]
+    assert first.between == [pytest.approx([0.5776, 0.6289, 0.6517], abs=1e-4)]  # as above, by the anchor
+    assert first.score == pytest.approx([0.5776 * 7 / 8, 0.6289 * 7 / 16, 0.6517 * 7 / 32], abs=1e-4)
+    assert first.chosen == [0]
+
+
+def test_one_modifier_leaves_nothing_between(model):
+    (run_,) = record(model, ["so we add"], {"sacm": METHODS["sacm"]}, Decoding(length=24, steps=2, raw=True), top=False)
+    assert run_.modifiers == ["AnchorModulation"] and "score" in run_.steps[0] and "between" not in run_.steps[0]
+    assert next(run_.moments()).between == []
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_in_a_batch(model, name):
     """The trace ends where the decode ended, says when each token came, and reports only eligible slots."""
@@ -87,14 +113,16 @@ def test_every_method_in_a_batch(model, name):
         for moment in run_.moments():
             assert all(moment.ids[i] == MASK for i in moment.slots) and set(moment.chosen) <= set(moment.slots)
             assert len(moment.slots) == len(moment.guess) == len(moment.base) == len(moment.score)
+            assert [len(part) for part in moment.between] == [len(moment.slots)] * len(run_.modifiers[1:])
         assert all(step["ms"] > 0 for step in run_.steps)
 
 
 def test_watching_changes_nothing(model):
     options = {"length": 32, "steps": 8, "raw": True}
-    for name in ("sacm", "uniform", "remdm"):  # uniform: asking for its confidence twice would draw again
-        watched = generate(model, "so we add", name, watch=[Trace(top=True)], **options)
-        assert watched.tokens == generate(model, "so we add", name, **options).tokens
+    drawn = Strategy(modifiers=(Jitter(), Support()))  # here and in uniform, scoring twice would draw again
+    for method in ("sacm", "uniform", "remdm", "sacm-support", drawn):
+        watched = generate(model, "so we add", method, watch=[Trace(top=True)], **options)
+        assert watched.tokens == generate(model, "so we add", method, **options).tokens
 
 
 def test_no_synchronisation(model, monkeypatch):
@@ -109,7 +137,7 @@ def test_no_synchronisation(model, monkeypatch):
             inside.append(step.forward)
 
     watch.needs = watcher.needs
-    generate(model, "so we add", "sacm", length=24, steps=4, raw=True, watch=[watch])
+    generate(model, "so we add", "sacm-support", length=24, steps=4, raw=True, watch=[watch])
     assert inside == [0, 1, 2, 3] and len(watcher.runs(model)) == 1
 
 
@@ -124,7 +152,8 @@ def test_candidates_only_when_asked(model):
 
 
 def test_round_trip_and_size(model, tmp_path):
-    runs = record(model, ["so we add"], {"sacm": METHODS["sacm"]}, Decoding(length=256, steps=128, raw=True))
+    method = METHODS["sacm-support"]  # with two modifiers a trace is largest
+    runs = record(model, ["so we add"], {"sacm-support": method}, Decoding(length=256, steps=128, raw=True))
     for name in ("run.json.gz", "run.json"):
         trace.save(tmp_path / name, runs)
         assert trace.load(tmp_path / name) == runs
@@ -138,6 +167,7 @@ def test_a_file_of_the_first_version_still_loads():
     assert found.method == "sacm" and found.length == 24 and found.anchors == [4, 5, 6]
     assert len(list(found.moments())) == 6 and MASK not in found.final().ids
     assert found.eot_ratio() == sum(i == EOT for i in found.final().ids) / 24
+    assert found.modifiers == [] and all(moment.between == [] for moment in found.moments())  # fields added later
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ PROMPT = option("prompt", nargs="?", metavar="PROMPT", help='the prompt; "-" rea
 
 
 @command(
-    "demo", "one question decoded by three methods, a table over a few dozen, and a replay, on the bundled model",
+    "demo", "one question by three methods and with its answer first, a table over a few dozen, and a replay",
     """
   unmask demo""",
     option("--questions", type=int, default=12, metavar="N", help="validation questions per task (default: 12)"),

@@ -268,7 +268,7 @@ def tune_near(args: argparse.Namespace, task: Task, options: Options, fixed: dic
   unmask doctor --task cups
   unmask doctor --model GSAI-ML/LLaDA-8B-Instruct --task gsm8k --count 32
   unmask doctor --model ./my-model --prompts questions.jsonl --length 128 --anchor "In short:"
-  decodes a few prompts four ways: plain, end-of-text suppressed, with an anchor, with SACM""",
+  decodes a few prompts plainly, with end-of-text suppressed, with an anchor, with SACM and, where answers are known, with support""",
     option("--task", metavar="NAME", help="a benchmark; its tuning rows are used, so that nothing is learnt about the test rows"),
     PROMPTS,
     DATA,

@@ -66,12 +66,12 @@ class Strategy:
         """T: what was given, else the method's pace."""
         return max(1, round(self.pace * length)) if given is None else given
 
-    def score(self, step: Step) -> tuple[Tensor, Tensor]:
-        """c and c~, (B, L) each."""
-        base = score = self.confidence(step)  # c_i = C(z, i)
+    def scores(self, step: Step) -> list[Tensor]:
+        """c, what each modifier in turn makes of it, and so c~ at the end: (B, L) each."""
+        found = [self.confidence(step)]  # c_i = C(z, i)
         for modify in self.modifiers:
-            score = modify(replace(step, base=base), score)  # c~_i
-        return base, score
+            found.append(modify(replace(step, base=found[0]), found[-1]))  # c~_i
+        return found
 
     def bound(self, length: int, steps: int) -> int:
         """The most forwards a decode can take."""
@@ -119,8 +119,8 @@ def decode(
             where = step.asked(needs) if needs & {"everywhere", "beyond"} else eligible
             seen = yield Ask(step.canvas, window, where, read, forward, score)  # x^0 of z = M_theta(x)
             step = replace(step, seen=seen)
-            base, score = settings.told(strategy.score, step)  # c_i = C(z, i), c~_i
-            step = replace(step, base=base)
+            scores = settings.told(strategy.scores, step)  # c_i = C(z, i), ..., c~_i
+            step, score = replace(step, base=scores[0], scores=scores), scores[-1]
             if not bool(torch.isfinite(torch.where(eligible, score + step.seen.p, 0)).all()):
                 raise settings.unsound(step)
             chosen = settings.told(strategy.select, step, score)  # U = Select(c~)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class Step:
     seen: Prediction = Prediction()
     reopened: Tensor | None = None  # (B, L) bool: what remasking opened again in this iteration
     base: Tensor | Any = None  # (B, L) the confidence before any modifier; set for the watchers
+    scores: Sequence[Tensor] = ()  # (B, L) each: c, what each modifier made of it, c~ at the end; set for the watchers
     after: Canvas | Any = None  # the canvas this iteration leaves; set for the watchers
     looks: tuple[Prediction, ...] = ()  # what the revising rules asked for beyond `seen`
 

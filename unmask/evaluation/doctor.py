@@ -1,4 +1,4 @@
-"""What goes wrong with a model's decoding, and which method cures it: four ways to decode a few prompts, and a verdict.
+"""What goes wrong with a model's decoding, and which method cures it: a few prompts decoded in several ways, and a verdict.
 
 Of every response of L slots: the step at which each slot was decoded (-1: written before) and which slots are end-of-text."""
 
@@ -23,7 +23,8 @@ from unmask.models.model import Model
 from unmask.progress import track
 from unmask.tasks import Row, Task
 
-METHODS = {"plain": "top-probability", "suppressed": "eot-suppression", "anchored": "suffix-anchor", "SACM": "sacm"}
+METHODS = {"plain": "top-probability", "suppressed": "eot-suppression", "anchored": "suffix-anchor", "SACM": "sacm",
+           "supported": "sacm-support"}  # fmt: skip
 LIKED = ("SACM", "anchored", "suppressed", "plain")  # where nothing else decides, as the paper's tables rank them
 
 # The share from which it is a symptom: of responses, answers, answers, slots decoded early; of choices: worth mentioning.
@@ -90,10 +91,12 @@ def of_prompts(rows: Sequence[Mapping[str, Any]], file: str) -> Case:
 
 
 def ways(case: Case, wanted: Mapping[str, Any]) -> dict[str, Strategy]:
-    """The four ways to decode with the task's settings, then the wanted ones."""
-    names = list(METHODS.values())
-    found = for_task(case.task, names, wanted) if case.task else strategies(names, wanted)
-    return {way: found[name] for way, name in METHODS.items()}
+    """The ways to decode with the task's settings, then the wanted ones. Support is advised by what is right only, so
+    where nothing is graded its decoding is spared."""
+    names = {way: name for way, name in METHODS.items() if way in LIKED or case.graded}
+    every = list(names.values())
+    found = for_task(case.task, every, wanted) if case.task else strategies(every, wanted)
+    return {way: found[name] for way, name in names.items()}
 
 
 # ---------------------------------------------------------------- figures
@@ -199,13 +202,15 @@ def surely(a: Figures, b: Figures) -> bool:
 
 def choose(found: Mapping[str, Figures]) -> str:
     """Plain if it has no symptom; otherwise, of those with the fewest, the one right most often (ties: in the order of LIKED).
-    Either gives way to one that is right on significantly more rows."""
-    names = [name for name in LIKED if name in found]
-    fewest = min(len(symptoms(found[name])) for name in names)
-    pick = max((name for name in names if len(symptoms(found[name])) == fewest), key=lambda name: count(found[name]))
+    Either gives way to one that is right on significantly more rows, and that to support where it is better still, also
+    than SACM: what goes beyond the paper has to prove itself."""
+    fewest = min(len(symptoms(found[name])) for name in LIKED)
+    pick = max((name for name in LIKED if len(symptoms(found[name])) == fewest), key=lambda name: count(found[name]))
     pick = pick if symptoms(found["plain"]) else "plain"
-    best = max(names, key=lambda name: count(found[name]))
-    return best if surely(found[best], found[pick]) else pick
+    best = max(LIKED, key=lambda name: count(found[name]))
+    pick = best if surely(found[best], found[pick]) else pick
+    proven = "supported" in found and all(surely(found["supported"], found[name]) for name in (pick, "SACM"))
+    return "supported" if proven else pick
 
 
 def verdict(
@@ -215,7 +220,7 @@ def verdict(
     line had besides."""
     plain, anchored, sacm = found["plain"], found["anchored"], found["SACM"]
     pick, words = choose(found), []
-    for name in METHODS if symptoms(plain) else ("plain",):
+    for name in found if symptoms(plain) else ("plain",):
         healthy = f"no symptom (EOT ratio {found[name].eot_ratio:.2f}, {found[name].empty:.0%} empty)"
         words.append(f"{name[0].upper() + name[1:]}: {'; '.join(symptoms(found[name])) or healthy}.")
     if plain.flooded >= MANY_FLOODED and not case.graded:
@@ -239,32 +244,48 @@ def verdict(
 def right_words(found: Mapping[str, Figures]) -> list[str]:
     if any(f.right is None for f in found.values()):
         return []
-    n, best = found["plain"].rows, max(found, key=lambda name: count(found[name]))
+    n, best = found["plain"].rows, max(LIKED[::-1], key=lambda name: count(found[name]))  # ties: the plainest
     words = [f"Right, of {n}: " + ", ".join(f"{name} {count(f)}" for name, f in found.items()) + "."]
     if count(found["SACM"]) < count(found[best]):
         sure = "" if surely(found[best], found["SACM"]) else f", though {n} rows cannot tell"
-        words.append(f"SACM is not the one most often right: {best} is{sure}.")
+        words.append(f"{best.capitalize()} is right more often than SACM{sure}.")
     elif best != "plain" and not surely(found[best], found["plain"]):
         words.append(f"{n} rows do not tell {best} from plain decoding (McNemar p >= 0.05); --count takes more.")
-    if count(found[best]) < 0.3 * n:
+    if "supported" in found:
+        words.append(support_words(found["supported"], found["SACM"]))
+    if max(map(count, found.values())) < 0.3 * n:
         words.append(
             "Few are right whatever the method: the model, the prompt or the length may be at fault, not the order of decoding."
         )
     return words
 
 
+def support_words(supported: Figures, sacm: Figures) -> str:
+    """sacm-support against SACM on the same rows, and whether so few can tell."""
+    more, p = count(supported) - count(sacm), paired(supported.right or (), sacm.right or (), resamples=1).p
+    if not more:
+        return "sacm-support is right as often as SACM."
+    than = f"of the same rows than SACM ({more:+d} of {sacm.rows}, p = {p:.2g})"
+    kind = "more" if more > 0 else "fewer"
+    if p < 0.05:
+        return f"sacm-support is right on significantly {kind} {than}."
+    return f"sacm-support is right on {kind} {than}, but {sacm.rows} rows cannot tell; --count takes more."
+
+
 def advice(found: Mapping[str, Figures], pick: str) -> str:
-    cured = [name for name in found if not symptoms(found[name])]
+    cured = [name for name in LIKED if not symptoms(found[name])]
     if pick == "plain" and pick in cured:
         return "Nothing is wrong: keep plain decoding (top-probability)."
+    if pick == "supported":
+        return "Use sacm-support."
     if pick in cured:
         return "Use sacm." if pick == "SACM" else f"Use {METHODS[pick]}; SACM does not help further here."
     if cured:
         return f"Use {METHODS[pick]} all the same: it is surely right more often than those without a symptom."
     return (
-        f"None of the four is without a symptom; {METHODS[pick]} comes nearest."
+        f"None of the paper's four methods is without a symptom; {METHODS[pick]} comes nearest."
         if pick != "plain"
-        else "None of the four cures it."
+        else "None of the paper's four methods cures it."
     )
 
 
@@ -280,7 +301,7 @@ def next_command(found: Mapping[str, Figures], pick: str, case: Case, typed: str
             [s for s in settings if not set(parse([s])) & {"kappa", "beta", "gamma"}],
         )
     else:
-        methods.append("sacm" if pick == "plain" else "top-probability")
+        methods.append("sacm" if pick in ("plain", "supported") else "top-probability")
         command = f"eval {case.source} --methods {','.join(methods)}"
     code = ["--allow-code"] if case.task and case.task.executes else []
     owned = [s for s in settings if any(applied(method(name), parse([s]))[1] for name in methods)]

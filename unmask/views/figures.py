@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +145,7 @@ def _settled(moment: Moment, run: Run) -> Moment:
     ids, when = list(moment.ids), list(moment.when)
     for slot in moment.chosen:
         ids[slot], when[slot] = guess[slot], moment.index
-    return Moment(moment.index, ids, when, moment.slots, moment.guess, moment.base, moment.score, moment.chosen)
+    return replace(moment, ids=ids, when=when)
 
 
 def _panels(rows: Sequence[tuple[str, Run, Moment | None]], heads: Mapping[int, str], legend: bool) -> Figure:

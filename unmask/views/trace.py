@@ -113,7 +113,7 @@ class _Decode:
         turns = [turn.tolist() for turn, *_ in self.steps]  # the forwards of each row, (T, B)
         for row in range(self.canvas.rows):
             fold = _Fold(model, self.strategy, self.canvas, row)
-            pieces = [{"run": fold.head}]
+            pieces: list[dict[str, Any]] = [{"run": fold.head}]
             for t, (_, window, ms, _) in enumerate(self.steps):
                 if folded := fold.step(turns[t][row], window, ms, [column and column[t][row] for column in columns]):
                     pieces.append({"step": folded, "tokens": fold.tokens(folded["guess"][1::2])})
@@ -121,16 +121,17 @@ class _Decode:
             yield replace(run, tokens={str(n): run.tokens[str(n)] for n in sorted(map(int, run.tokens))})
 
 
-def _kept(step: Any, score: Any, chosen: Any) -> tuple[Any, ...]:
-    """What a step leaves for the trace, (B, L) each or None: base, score, tokens, chosen, reopened, after, asked."""
+def _kept(step: Step, score: Tensor, chosen: Tensor) -> tuple[Any, ...]:
+    """What a step leaves for the trace, (B, L) each or None: base, score, tokens, chosen, reopened, after, asked, and the scores
+    between one modifier and the next."""
     if step.after.ragged:
         raise UserError("a trace shows a response of one length; this method changes it while it decodes")
     seen, revised = step.seen, step.strategy.revise or step.strategy.focus
     asked = (step.after.response, seen.token.masked_fill(seen.p == 0, -1)) if revised else (None, None)
-    return step.base, score, seen.token, chosen, step.reopened, *asked
+    return step.base, score, seen.token, chosen, step.reopened, *asked, *step.scores[1:-1]
 
 
-def _best(step: Any, chosen: Any, before: tuple[Any, Any] | None) -> tuple[Any, Any]:
+def _best(step: Step, chosen: Tensor, before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     """The best candidates (B, L, 5) of the iteration that committed each slot: ids and probabilities."""
     seen, here = step.seen, chosen[..., None]
     ids, p = before or (seen.top_ids, seen.top_p)
@@ -147,13 +148,13 @@ def _columns(kept: Sequence[tuple[Any, ...]]) -> list[Any]:
         whole = torch.stack([step[i] for step in kept])
         return ((whole * SCALE).round().nan_to_num().long() if whole.is_floating_point() else whole).tolist()
 
-    return [column(i) for i in range(7)]
+    return [column(i) for i in range(len(kept[-1]) if kept else 0)]
 
 
 class _Fold:
     """One row's decode, folded step by step into what a trace file holds."""
 
-    def __init__(self, model: Any, strategy: Any, canvas: Any, row: int):
+    def __init__(self, model: Model, strategy: Strategy, canvas: Canvas, row: int):
         self.model, self.strategy, self.row, self.length, self.vocab = model, strategy, row, canvas.length, canvas.vocab
         self.start: list[int] = canvas.response[row].tolist()
         self.state, self.guess, self.begun, self.told = list(self.start), [-1] * self.length, False, set[int]()
@@ -164,6 +165,7 @@ class _Fold:
             "length": self.length, "mask_id": self.vocab.mask_id, "eot_ids": list(self.vocab.eot_ids), "scale": SCALE,
             "model": model.name, "recipe": repr(strategy), "given": given,
             "anchors": [i for i, yes in enumerate(canvas.anchors[row].tolist()) if yes],
+            "modifiers": [type(rule).__name__ for rule in strategy.modifiers],
             "weight": [round(w, 4) for w in rule.weight(canvas)[row].tolist()] if rule else [],
             "tokens": self.tokens(n for _, n in given),
         }  # fmt: skip
@@ -172,11 +174,11 @@ class _Fold:
         """The text of those among the ids that were not told yet."""
         new = sorted(set(ids) - self.told)
         self.told.update(new)
-        return {str(n): self.model.tokenizer.decode([n]) for n in new}
+        return {str(n): str(self.model.tokenizer.decode([n])) for n in new}
 
     def step(self, turn: int, window: slice, ms: float, kept: Sequence[Any]) -> dict[str, Any] | None:
         """A STEP of docs/traces.md; None where the row had nothing to decode, as the other rows were still at work."""
-        base, score, tokens, chosen, reopened, after, asked = kept
+        base, score, tokens, chosen, reopened, after, asked, *between = kept
         mask, state = self.vocab.mask_id, self.state
         # What is reopened before the first iteration was never closed for whoever reads the trace.
         again = [i for i, yes in enumerate(reopened) if yes] if reopened and self.begun else []
@@ -204,11 +206,12 @@ class _Fold:
             "guess": [n for i in changed for n in (i, self.guess[i])],
             "base": [base[i] for i in slots],
             **({"score": [score[i] for i in slots]} if self.strategy.modifiers else {}),
+            **({"between": [[part[i] for i in slots] for part in between]} if between else {}),
             **({"window": [window.start, window.stop]} if window != slice(0, self.length) else {}),
             **({"reopened": again} if again else {}),
         }  # fmt: skip
 
-    def end(self, top: tuple[Any, Any] | None) -> dict[str, Any]:
+    def end(self, top: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
         """What is known at the end only: the text, and the candidates of every slot that was filled."""
         mask, candidates = self.vocab.mask_id, {}
         if top:
@@ -231,6 +234,7 @@ class Run:
     given: list[list[int]] = field(default_factory=list)  # [slot, id] written before decoding
     anchors: list[int] = field(default_factory=list)  # slots
     weight: list[float] = field(default_factory=list)  # w_i of the modulation, (L,); empty where there is none
+    modifiers: list[str] = field(default_factory=list)  # the names of the rules that make c~ of c, in order
     candidates: dict[str, list[list[float]]] = field(default_factory=dict)  # slot -> [id, p] best first, at its commit
     text: str = ""
     method: str = ""
@@ -264,7 +268,9 @@ class Run:
             guess.update(zip(step["guess"][::2], step["guess"][1::2], strict=True))
             base = [value / self.scale for value in step["base"]]
             score = [value / self.scale for value in step.get("score", step["base"])]
-            yield Moment(index, list(ids), list(when), slots, [guess[i] for i in slots], base, score, step["chosen"])
+            between = [[value / self.scale for value in part] for part in step.get("between", ())]
+            tokens = [guess[i] for i in slots]
+            yield Moment(index, list(ids), list(when), slots, tokens, base, score, step["chosen"], between)
             for slot in step["chosen"]:
                 ids[slot], when[slot] = guess[slot], index
 
@@ -294,6 +300,7 @@ class Moment:
     base: list[float]  # c
     score: list[float]  # c~
     chosen: list[int]  # slots committed now
+    between: list[list[float]] = field(default_factory=list)  # the scores after each modifier but the last
 
 
 def record(

@@ -324,9 +324,9 @@ class Replace(Reviser):
             return canvas.fill(where, verified.token, verified.p, step.turn)
         changed = step.canvas.fill(where, verified.token, verified.p, step.turn)
         again = replace(step, canvas=changed, seen=step.seen.where(where.any(1, keepdim=True), step.looks[1]))
-        base, score = step.strategy.score(again)
-        chosen = step.strategy.select(replace(again, base=base), score)
-        return changed.fill(chosen, again.seen.token, score, step.turn).remember(canvas.memory)
+        scores = step.strategy.scores(again)
+        chosen = step.strategy.select(replace(again, base=scores[0]), scores[-1])
+        return changed.fill(chosen, again.seen.token, scores[-1], step.turn).remember(canvas.memory)
 
     def extra(self, n: int, steps: int) -> int:
         return steps * (1 + self.joint)

@@ -13,7 +13,7 @@ globalThis.UnmaskViewer = (() => {
   function unfold(run) {
     const L = run.length, scale = run.scale ?? 10000;
     const ids = new Int32Array(L).fill(run.mask_id);
-    const events = Array.from({ length: L }, () => []); // {t, id, base, score} in order; id -1: masked again
+    const events = Array.from({ length: L }, () => []); // {t, id, sure} in order; id -1: masked again
     const guesses = Array.from({ length: L }, () => []); // [t, id] in order
     for (const [slot, id] of run.given ?? []) {
       ids[slot] = id;
@@ -36,13 +36,15 @@ globalThis.UnmaskViewer = (() => {
         high = Math.max(high, base[i], score[i]);
       }
       for (let i = 0; i < step.guess.length; i += 2) guesses[step.guess[i]].push([t, step.guess[i + 1]]);
+      const stages = [base, ...(step.between ?? []).map((part) => Float32Array.from(part, (v) => v / scale)), ...(step.score ? [score] : [])];
+      const sure = (i) => stages.map((part) => part[i]); // c, what each modifier made of it, c~
       for (const slot of step.chosen) {
-        const i = place(slots, slot), id = guesses[slot].at(-1)[1];
+        const id = guesses[slot].at(-1)[1];
         ids[slot] = id;
-        events[slot].push({ t, id, base: base[i], score: score[i] });
+        events[slot].push({ t, id, sure: sure(place(slots, slot)) });
       }
       ms += step.ms;
-      return { slots, base, score, chosen: step.chosen };
+      return { slots, base, score, sure, chosen: step.chosen };
     });
     if (low === 0 && high <= 1) high = 1;
     const ends = new Set(run.eot_ids.slice(0, 1));
@@ -80,6 +82,7 @@ globalThis.UnmaskViewer = (() => {
   }
   const spoken = (run, id) => run.tokens[id] ?? `#${id}`;
   const boxed = (run, id) => (id === run.eot_ids[0] ? "∅" : visible(spoken(run, id)).trim() || "␣");
+  const said = (rule) => rule.replace(/Modulation$/, "").replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase(); // PositionDecay: position decay
   const cells = (text) => [...text].reduce((n, c) => n + (/[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60]|\p{Extended_Pictographic}/u.test(c) ? 2 : 1), 0);
   const short = (value) => (Math.abs(value) < 10 ? value.toFixed(value > 0.9995 && value < 1 ? 4 : 3) : value.toFixed(1));
 
@@ -196,15 +199,19 @@ globalThis.UnmaskViewer = (() => {
     describe(slot) { // lines about a slot at the present step; the first one is its token
       const run = this.run, state = stateAt(run, slot, this.t), step = run.unfolded[Math.max(this.t, 1) - 1];
       const quoted = (id) => `“${id === run.eot_ids[0] ? "∅ " : ""}${visible(spoken(run, id))}”`;
-      const sure = (base, score) => (run.modulated ? `confidence ${short(base)} → ${short(score)}` : `confidence ${short(base)}`);
+      const sure = (stages) => { // confidence 0.810 → 0.321 (anchor × 0.55, support × 0.72)
+        const did = (before, after) => (before ? `× ${(after / before).toFixed(2)}` : `→ ${short(after)}`);
+        const parts = stages.slice(1).map((after, i) => `${said(run.modifiers?.[i] ?? "")} ${did(stages[i], after)}`);
+        return `confidence ${short(stages[0])}${parts.length ? ` → ${short(stages.at(-1))}` : ""}${parts.length > 1 ? ` (${parts.join(", ")})` : ""}`;
+      };
       const lines = [];
       if (state && run.given.has(slot)) lines.push(quoted(state.id), run.anchor.has(slot) ? "anchor, written before decoding" : "written before decoding");
-      else if (state) lines.push(quoted(state.id), `decoded at step ${state.t} of ${run.N}`, sure(state.base, state.score));
+      else if (state) lines.push(quoted(state.id), `decoded at step ${state.t} of ${run.N}`, sure(state.sure));
       else {
         const i = step ? place(step.slots, slot) : -1, guess = guessAt(run, slot, this.t);
         lines.push("still masked");
         if (guess !== undefined) lines.push(`predicted: ${quoted(guess)}`);
-        if (i >= 0) lines.push(sure(step.base[i], step.score[i]));
+        if (i >= 0) lines.push(sure(step.sure(i)));
       }
       if (run.weight?.length && !run.given.has(slot)) lines.push(`anchor weight ${short(run.weight[slot])}`);
       return [...lines, `position ${slot}`];
