@@ -140,10 +140,7 @@ def decode(
                 watcher(replace(step, after=canvas), score, chosen)
             ties, total = ties + tied(step, score, chosen), total + chosen.sum(1)
             if canvas.length != step.canvas.length:  # a method that resizes has one window, all of the response
-                window, score = (
-                    slice(0, canvas.length),
-                    torch.nn.functional.pad(score, (0, canvas.length - step.canvas.length)),
-                )
+                window, score = slice(0, canvas.length), settings.padded(score, canvas.length)
     return Decoded(canvas, forwards, ties, total)
 
 

@@ -60,6 +60,13 @@ def check(strategy: Any, steps: int, canvas: Any) -> None:
             rule.check(strategy, canvas)
 
 
+def padded(score: Any, length: int) -> Any:
+    """A score (B, L) for a response of another length: rows that kept theirs find their numbers where they were."""
+    wide = score.new_zeros(len(score), max(length, score.shape[1]))
+    wide[:, : score.shape[1]] = score
+    return wide[:, :length]
+
+
 def told(rule: Callable[..., Any], *given: Any) -> Any:
     """What a rule says; one that reads what it did not ask for is told how to ask."""
     try:
