@@ -21,7 +21,7 @@ _WHERE = {
         "decoding.methods": "METHODS method",
         "decoding.canvas": "Canvas Vocab",
         "decoding.step": "Step",
-        "decoding.rules.anchors": "Template",
+        "decoding.rules.anchors": "EndMark Template",
         "decoding.rules.confidence": "TopProbability TopMargin NegativeEntropy Certainty Uniform",
         "decoding.rules.focus": "Frontier Behind Sliding AdaBlock Onward",
         "decoding.rules.lengths": "Expand Density",
