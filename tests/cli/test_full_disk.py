@@ -110,14 +110,20 @@ def test_ctrl_c_while_training(saved, tmp_path):
     """Before the first save nothing is kept, and it does not say so; after it, the same command goes on."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Say A.", "response": "A"}\n' * 4)
     words = [*TRAIN, "--steps", "1000000", "--probe-every", "1" if saved else "1000000", "--out", "out"]
-    going = subprocess.Popen([*CLI, *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    begun = time.monotonic()
-    sign = tmp_path / "out" / ("training.pt" if saved else ".")
-    while not sign.exists() and going.poll() is None and time.monotonic() - begun < 120:
-        time.sleep(0.1)
-    time.sleep(2)
-    going.send_signal(signal.SIGINT)
-    _, said = going.communicate(timeout=60)
+    going = subprocess.Popen(
+        [*CLI, *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored where tests run
+    )  # fmt: skip
+    try:
+        begun = time.monotonic()
+        sign = tmp_path / "out" / ("training.pt" if saved else ".")
+        while not sign.exists() and going.poll() is None and time.monotonic() - begun < 120:
+            time.sleep(0.1)
+        time.sleep(2)
+        going.send_signal(signal.SIGINT)
+        _, said = going.communicate(timeout=60)
+    finally:
+        going.kill()
     assert going.returncode == 130 and "Traceback" not in said, said
     kept = "the same command goes on from the last saved step" if saved else "nothing was saved yet"
     assert said.strip().splitlines()[-1] == f"unmask: stopped; {kept}"

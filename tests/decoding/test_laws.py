@@ -130,7 +130,9 @@ PROMPTS = st.lists(st.lists(st.integers(3, 11), min_size=1, max_size=6), min_siz
 def start(strategy: Strategy, prompts, length: int):
     """A blank canvas with the strategy's anchors, placed where a short response has room."""
     strategy = strategy if len(strategy.anchors) > 1 else fitted(strategy, -4)
-    strategy = replace(strategy, anchors=tuple(a if a.at != -20 else replace(a, at=-4) for a in strategy.anchors))
+    ends = tuple(replace(a, near=-1) if isinstance(a, anchors.EndMark) else a for a in strategy.anchors)
+    placed = tuple(replace(a, at=-4) if getattr(a, "at", 0) == -20 else a for a in ends)
+    strategy = replace(strategy, anchors=placed)
     if any(isinstance(a, anchors.Template) for a in strategy.anchors):
         strategy = replace(strategy, anchors=(anchors.Template(("a", "b"), at=-4),))
     return strategy, strategy.prepare(canvas(length, prompts), encode)

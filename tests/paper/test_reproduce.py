@@ -18,8 +18,9 @@ import unmask
 from unmask.cli import main
 from unmask.decoding.methods import METHODS
 from unmask.errors import UserError
+from unmask.evaluation.evaluate import Planned
 from unmask.evaluation.recipe import Options, recipe
-from unmask.paper import claims, page, plan
+from unmask.paper import claims, fronts, page, plan
 from unmask.paper import experiments as tables
 from unmask.paper import numbers as paper
 from unmask.paper.experiments import EXPERIMENTS, Claim, Experiment, proportional
@@ -52,8 +53,14 @@ def few(monkeypatch):
         Experiment("pair", "A pair?", "tab:main_text_results", three[:1], three[1:], (Claim(tables.SACM, tables.PLAIN),)),
         replace(EXPERIMENTS["early-histogram"]), EXPERIMENTS["efficiency"], EXPERIMENTS["vision"], EXPERIMENTS["main-1.5"],
     )  # fmt: skip
-    monkeypatch.setattr(tables, "EXPERIMENTS", {e.name: e for e in found})
+    monkeypatch.setattr(fronts, "EXPERIMENTS", {e.name: e for e in found})
     return found
+
+
+def planned(run, count):
+    """A run of so many rows that nobody will decode."""
+    rows = Rows(Loaded([{}] * count, "", "", ""))
+    return Planned(run.method, find(run.task), run.strategy, rows, Options(), 0, Path(), {})
 
 
 def runs(out):
@@ -191,7 +198,7 @@ def test_list(capsys):
     main(["reproduce", "list", "--model", "tiny"])
     lines = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines()}
     assert set(EXPERIMENTS) <= set(lines)
-    assert re.search(rf"tiny +\| cups, stories, compass \| 36 +\| {2 * 2208}", lines["main"])
+    assert re.search(rf"tiny +\| cups, stories, compass +\| 36 +\| {2 * 2208}", lines["main"])
     assert "not run here" in lines["vision"] and "not run here" in lines["code"]
     main(["reproduce", "list"])
     text = capsys.readouterr().out
@@ -561,9 +568,7 @@ def test_every_task_counts_alike():
         and clause
         == "sacm 66.7 is 63.3 [62.2, 64.5] points above top-probability 3.3, mean over 3 tasks, n = 360, p < 0.001"
     )
-    book.jobs = {
-        c.run: plan.Job(c.run, "tiny", Path(), Rows(Loaded([], "", "", "")), Options(), 1, 0.0, "cpu") for c in cells
-    }
+    book.jobs = {c.run: plan.Job(c.run, "tiny", planned(c.run, 0), 1, 0.0, "cpu") for c in cells}
     _, sacm = (row for row in page.accuracy_rows(cells, book) if row["task"] == "average of 3")
     assert sacm["method"] == "sacm" and sacm["ours"] == pytest.approx(200 / 3) and sacm["n"] == 360
     assert sacm["paper"] == pytest.approx((76.88 + 29.00 + 70.45) / 3) and "difference" not in sacm
@@ -623,8 +628,7 @@ def test_what_speed_costs():
 
 def test_the_tally_counts_forwards():
     run = next(EXPERIMENTS["eot-ratio"].cells(96)).run
-    rows = Rows(Loaded([{}] * 4, "", "", ""))
-    jobs = [plan.Job(run, "tiny", Path(), rows, Options(), 10, 1.0, "cpu") for _ in range(2)]
+    jobs = [plan.Job(run, "tiny", planned(run, 4), 10, 1.0, "cpu") for _ in range(2)]
     tally = Tally(jobs)
     assert tally.total == 20 and tally.done(jobs[0], 4) == 10 and tally.done(jobs[1], 2) == 15
 

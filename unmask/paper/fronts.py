@@ -177,15 +177,14 @@ FRONTS = {
     )
 }  # fmt: skip
 
-KNOWN: dict[str, Experiment] = {**EXPERIMENTS, **FRONTS}
-
 
 def named(name: str) -> list[Experiment]:
     """The experiment of that name, all of the paper's, or all beyond it."""
     if name in ("all", "beyond"):
         return list((EXPERIMENTS if name == "all" else FRONTS).values())
-    if name in KNOWN:
-        return [KNOWN[name]]
-    near = difflib.get_close_matches(name, [*KNOWN, "all", "beyond", "list"], n=1, cutoff=0.4)
+    known = {**EXPERIMENTS, **FRONTS}
+    if name in known:
+        return [known[name]]
+    near = difflib.get_close_matches(name, [*known, "all", "beyond", "list"], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else "`unmask reproduce list` lists them"
     raise UserError(f"there is no experiment {name!r}; {hint}")
