@@ -207,6 +207,7 @@ def accept(args: argparse.Namespace) -> None:
         with Bar() as bar:
             near = acceptance.cached(model, setting.out, args.split, args.count, bar.accuracy)
     words = ["unmask", "accept", "--model", args.model, "--split", args.split, "--count", str(args.count)]
+    words += ["--experiments", args.experiments] if args.experiments else []
     made = acceptance.page(model, wanted, book, setting, args.split, args.count, shlex.join(words), near)
     print(page.as_markdown(made))
     for file in page.write(made, setting.out):
