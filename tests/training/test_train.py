@@ -67,7 +67,7 @@ def test_loss_falls_and_the_result_loads(config: Path, tmp_path: Path) -> None:
     assert made["model_type"] == "llada" and made["architectures"] == ["LLaDAModelLM"]
     assert "model.transformer.blocks.0.attn_out.weight" in weights(tmp_path)
     text = unmask.generate(
-        model, ["Of the cups A B C D the ball is under B. First right. Where is the ball?"], "top-probability"
+        model, ["The cups are A B C D. The ball is under B. First right. Where is the ball?"], "top-probability"
     )[0].text
     assert isinstance(text, str)
 
