@@ -76,9 +76,7 @@ def test_claims_and_rows_by_hand():
     """SACM: 20 of 40 wrong. Support: 4 wrong, so SACM makes at least twice its mistakes. Half the forwards: no less right."""
     right = {"sacm": [1] * 20 + [0] * 20, "sacm-support": [1] * 36 + [0] * 4, "sacm-support-eb": [1] * 22 + [0] * 18}
     book = Came(right, {"sacm": 48.0, "sacm-support": 48.0, "sacm-support-eb": 20.0})
-    front = Front(
-        "x", "?", "", (), entries=tuple(Entry(name, METHODS[name]) for name in right), bundled=("cups",), kind="front"
-    )
+    front = Front("x", "?", "", (), entries=tuple(Entry(name, METHODS[name]) for name in right), bundled=("cups",))
     cells = list(front.cells(96))
     half = Claim(SACM, fronts.SUPPORT, of="mistakes", times=2)
     verdict, words = claims.told(half, cells, book)

@@ -138,7 +138,7 @@ def pareto(args: argparse.Namespace) -> None:
         raise UserError(f"{', '.join(methods)}: none of them takes a budget; leave out --budgets, or --vary a setting")
     plan.check([args.model])
     front = fronts.Front(
-        "pareto", "What does each method reach with how many forwards?", args.task, (), kind="front", split=args.split,
+        "pareto", "What does each method reach with how many forwards?", args.task, (), split=args.split,
         count=args.count, small=args.count, entries=fronts.entries(methods, shares, fronts.varied(args.vary)),
         bundled=tuple(task.name for task in tasks), published=tuple(task.name for task in tasks),
         model=numbers.family(args.model) or "LLaDA", against="sacm" if "sacm" in methods else next(iter(methods)),

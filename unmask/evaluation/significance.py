@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 Z = 1.959963984540054  # 95 %
 
@@ -30,6 +30,13 @@ class Paired(NamedTuple):
     only_a: int  # rows a alone got right
     only_b: int
     p: float  # McNemar's exact test
+
+
+def over_tasks(summaries: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """The mean accuracy over tasks, each counting equally, with an interval combined from theirs."""
+    n, level = len(summaries), sum(s["accuracy"] for s in summaries) / len(summaries)
+    low, high = (math.hypot(*(s["accuracy"] - s["interval"][side] for s in summaries)) / n for side in (0, 1))
+    return level, level - low, level + high
 
 
 def paired(a: Sequence[bool], b: Sequence[bool], resamples: int = 10_000, seed: int = 0) -> Paired:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from unmask.evaluation.metrics import NEAR, near_anchor
 from unmask.evaluation.significance import Z, mcnemar, mean, spread
-from unmask.paper.experiments import Cell, Claim, Configuration, matches
+from unmask.paper.experiments import Cell, Claim, by_configuration, matches
 from unmask.paper.plan import Book
 
 HEADS = {"held": "Held", "open": "Not decided", "failed": "Did not hold", "absent": "Not told"}
@@ -73,11 +73,9 @@ def chance(x: Sequence[Sequence[float]], y: Sequence[Sequence[float]], draws: in
 
 def told(claim: Claim, cells: Sequence[Cell], book: Book) -> tuple[str, str] | None:
     """(a key of HEADS, a clause); None where the experiment has no such cells here."""
-    configurations: dict[Configuration, list[Cell]] = {}
-    for cell in cells:
-        configurations.setdefault(cell.configuration, []).append(cell)
-    theirs = [found for found in configurations.values() if matches(found[0].source, claim.theirs)]
-    ours = [found for found in configurations.values() if matches(found[0].source, claim.ours) and found not in theirs]
+    configurations = by_configuration(cells)
+    theirs = [found for found in configurations if matches(found[0].source, claim.theirs)]
+    ours = [found for found in configurations if matches(found[0].source, claim.ours) and found not in theirs]
     if not ours or not theirs:
         return None
     done = {id(found): {cell.run.task for cell in found if book.record(cell.run)} for found in (*ours, *theirs)}

@@ -5,7 +5,7 @@ A Cell is one run, the cell of the paper it comes from, and whether the paper's 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -108,7 +108,7 @@ class Experiment:
     answers: tuple[Published, ...]  # the paper's numbers it answers to
     shares: tuple[Published, ...] = ()  # cells of other tables it is compared with: the same runs
     claims: tuple[Claim, ...] = ()
-    kind: str = "accuracy"  # or efficiency, sweep, histogram, front
+    kind: str = "accuracy"  # or efficiency, sweep, histogram
     split: str = "test"
     count: int | None = None  # rows of the paper; None: all
     small: int = 50  # rows per task on the bundled model
@@ -150,6 +150,14 @@ class Experiment:
             changes["at"] = -proportional(-changes["at"], length, whole)
         steps = proportional(source.steps, size, source.length)
         return cell(self, source, task, size, steps, changes, limit or self.small, beside)
+
+
+def by_configuration(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells that differ only in the task, together."""
+    found: dict[Configuration, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.configuration, []).append(cell)
+    return list(found.values())
 
 
 def proportional(value: int, length: int, whole: int) -> int:

@@ -115,10 +115,12 @@ def budgets(text: str | None) -> tuple[float, ...]:
 
 def varied(pairs: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """["rho=3,6", "eps=0.3"] -> {"rho": (3, 6), "eps": (0.3,)}."""
-    return {
-        name: tuple(parse([f"{name}={value}"])[name] for value in str(given).split(","))
-        for name, given in ((pair.partition("=")[0].strip(), pair.partition("=")[2]) for pair in pairs if parse([pair]))
-    }
+    found: dict[str, tuple[Any, ...]] = {}
+    for pair in pairs:
+        name, _, values = pair.partition("=")
+        tried = [parse([f"{name}={value}"] if "=" in pair else [pair]) for value in values.split(",")]
+        found[name.strip()] = tuple(value for one in tried for value in one.values())
+    return found
 
 
 def _named(*names: str) -> tuple[Entry, ...]:
@@ -143,7 +145,6 @@ PARTS = tuple(Entry(name, strategy) for name, strategy in {
     "sacm-warm": replace(_SACM, read=_WARM),
     "sacm-support-warm": replace(METHODS["sacm-support"], read=_WARM),
 }.items())  # fmt: skip
-TUNED: tuple[Entry, ...] = ()  # zoo methods with one setting chosen on tuning rows
 RELATED = ("sacm-conv", "sacm-density", "sacm-decay")
 SUPPORT, BOUND, FIRST = {"method": "sacm-support"}, {"method": "sacm-support-eb"}, {"method": "sacm-first"}
 FROM_THE_LEFT = ("left-to-right", "semi-ar", "fast-dllm", "uncode")
@@ -156,23 +157,23 @@ FRONTS = {
         Front("support", "Does support, a rule of our own, mend what SACM still gets wrong?", "not in the paper", (),
               claims=(Claim(SACM, SUPPORT, of="mistakes", times=2), Claim(SUPPORT, {"method": FREE}, ties=True),
                       Claim(SACM, BOUND, of="nfe", times=2), Claim(BOUND, SACM, ties=True)),
-              kind="front", entries=_named("sacm", "sacm-support", "sacm-support-eb", *FREE),
+              entries=_named("sacm", "sacm-support", "sacm-support-eb", *FREE),
               published=("gsm8k", "math500", "strategyqa")),
-        Front("answer-first", "Can the answer be written first and decoded last?", "not in the paper", (), kind="front",
+        Front("answer-first", "Can the answer be written first and decoded last?", "not in the paper", (),
               claims=(Claim(FIRST, {"method": FROM_THE_LEFT}, by=50), Claim({"method": "sacm-first-support"}, FIRST, within=5),
                       Claim(FIRST, {"method": "sacm-first-support"}, within=5)),
               entries=_named("sacm-first", "sacm-first-support", "sacm-first-decay", *FROM_THE_LEFT),
               bundled=toy.FIRST, against="sacm-first"),
-        Front("pareto", "What does each method reach with how many forwards?", "not in the paper", (), kind="front",
+        Front("pareto", "What does each method reach with how many forwards?", "not in the paper", (),
               entries=entries({name: METHODS[name] for name in ROWS}), small=50),
-        Front("understanding", "What does support need, and what not?", "not in the paper", (), kind="front", small=100,
+        Front("understanding", "What does support need, and what not?", "not in the paper", (), small=100,
               entries=(*_named("sacm", "sacm-support"), *PARTS, *_varied("sacm-support", text=(".", "Answer:"), at=(-8, -23)),
                        *_varied("sacm", text=(".", "Answer:"), at=(-8, -23)),
                        *(Entry(name, METHODS[name], length=n) for n in (72, 84, 128) for name in ("sacm", "sacm-support")))),
         Front("zoo", "What are the other published decoders worth, alone and with SACM's anchor and modulation?", "not in the paper", (),
-              kind="front", entries=(*_named("sacm", *ZOO), *TUNED, *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),
+              entries=(*_named("sacm", *ZOO), *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),
               small=100, published=("gsm8k",)),
-        Front("zoo-first", "And where the answer is asked for first?", "not in the paper", (), kind="front", small=100,
+        Front("zoo-first", "And where the answer is asked for first?", "not in the paper", (), small=100,
               entries=_named("sacm-first", *ZOO), bundled=toy.FIRST, against="sacm-first"),
     )
 }  # fmt: skip

@@ -19,13 +19,14 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from unmask.evaluation.significance import paired
+from unmask.evaluation.significance import over_tasks, paired
 from unmask.evaluation.tune import GRID, Point, points, search
 from unmask.files import write_text
 from unmask.paper import front_page
 from unmask.paper import numbers as paper
 from unmask.paper.claims import ENOUGH, SURE, sentence
 from unmask.paper.experiments import LONGEST, PLACES, Cell, Experiment, eot_ratio
+from unmask.paper.fronts import Front
 from unmask.paper.plan import Book, Job, Setting, clock, same_model, small_length
 from unmask.tables import markdown, shown
 from unmask.tasks import find
@@ -94,12 +95,9 @@ def average_row(cells: Sequence[Cell], book: Book) -> dict[str, Any]:
         found["paper"] = sum(row["paper"] for row in rows) / len(rows)
     if all(records):
         summaries = [record["summary"] for record in records if record]
-        ours = sum(s["accuracy"] for s in summaries) / len(rows)
-        low, high = (
-            math.hypot(*(s["accuracy"] - s["interval"][side] for s in summaries)) / len(rows) for side in (0, 1)
-        )
+        ours, low, high = over_tasks(summaries)
         found |= {"n": sum(s["rows"] for s in summaries), "ours": 100 * ours}
-        found["95 %"] = f"{100 * (ours - low):.1f} to {100 * (ours + high):.1f}"
+        found["95 %"] = f"{100 * low:.1f} to {100 * high:.1f}"
         if all("difference" in row for row in rows):
             found["difference"] = f"{100 * ours - found['paper']:+.2f}"
     return found
@@ -231,7 +229,7 @@ def sweep_blocks(cells: Sequence[Cell], book: Book) -> list[Block]:
     return blocks
 
 
-def front_blocks(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
+def front_blocks(e: Front, cells: Sequence[Cell], book: Book) -> list[Block]:
     found = front_page.rows(e, cells, book)
     if not found:
         return [("p", "not run here")]
@@ -299,7 +297,7 @@ def blocks(experiments: Sequence[Experiment], book: Book, setting: Setting, comm
 
 def where(e: Experiment) -> str:
     """Which table of the paper, and which rows."""
-    table = e.label if e.kind == "front" else f"`{e.label}` in the paper"
+    table = e.label if isinstance(e, Front) else f"`{e.label}` in the paper"
     return f"{table}, tuning rows" if e.split == "tuning" else table
 
 
@@ -308,7 +306,7 @@ def section(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
         return efficiency_blocks(e, cells, book)
     if e.kind == "sweep":
         return sweep_blocks(cells, book)
-    if e.kind == "front":
+    if isinstance(e, Front):
         return front_blocks(e, cells, book)
     found: list[Block] = [("table", ordered(accuracy_rows(cells, book), COLUMNS))]
     if e.kind == "histogram":
