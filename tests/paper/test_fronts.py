@@ -124,3 +124,22 @@ def test_the_command_resumes_and_draws(tmp_path: Path, capsys):
 )
 def test_bad_input(words, says, capsys):
     assert says in refused(capsys, "pareto", *words)
+
+
+def test_a_cache_is_held_to_plain_sacm_task_by_task(tmp_path: Path, capsys):
+    cells = [c for c in FRONTS["near"].cells(96) if c.run.task == "cups"]
+    assert [c.label for c in cells] == [
+        "sacm", "sacm-support", "sacm cache='near'", "sacm finish=True cache='near'",
+        "sacm-support finish=True cache='near:best=4,near=4,again=1,refresh=0'",
+    ]  # fmt: skip
+    assert [c.run.cache is None for c in cells] == [True, True, False, False, False]
+    assert len({c.configuration for c in cells}) == 5 and cells[3].run.strategy.revise[0].n == 2  # the task's answer
+    words = ("accept", "--split", "tuning", "--count", "1", "--experiments", "near", "--out", str(tmp_path))
+    out = run(capsys, *words)
+    tables = [line for line in out.splitlines() if line.startswith("| method")]
+    assert len(tables) == 3 and all(
+        task in line for task, line in zip(("stories", "cups", "compass"), tables, strict=True)
+    )
+    row = next(line for line in out.splitlines() if line.startswith("| sacm cache='near'"))
+    work = float([cell.strip() for cell in row.split("|")][-3 if "to sacm" in tables[0] else -2])
+    assert 0.05 < work < 0.5 and "robust here: at most 4 points under" in out

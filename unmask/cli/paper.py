@@ -197,18 +197,14 @@ def accept(args: argparse.Namespace) -> None:
     wanted = acceptance.suite(args.split, args.count)
     if args.experiments:
         known = {e.name: e for e in wanted}
-        if unknown := [name for name in names(args.experiments) if name not in (*known, "near")]:
-            raise UserError(f"there is no experiment {unknown[0]!r} here; there are {', '.join(known)}, near")
-        wanted = [known[name] for name in names(args.experiments) if name in known]
+        if unknown := [name for name in names(args.experiments) if name not in known]:
+            raise UserError(f"there is no experiment {unknown[0]!r} here; there are {', '.join(known)}")
+        wanted = [known[name] for name in names(args.experiments)]
     setting = plan.Setting((args.model,), Path(args.out), workers=args.workers, ray_address=args.ray_address)
-    book = run(wanted, setting) if wanted else plan.planned([], setting, plan.Shelf(setting.loading))
-    near = []
-    if not args.experiments or "near" in names(args.experiments):
-        with Bar() as bar:
-            near = acceptance.cached(model, setting.out, args.split, args.count, bar.accuracy)
+    book = run(wanted, setting)
     words = ["unmask", "accept", "--model", args.model, "--split", args.split, "--count", str(args.count)]
     words += ["--experiments", args.experiments] if args.experiments else []
-    made = acceptance.page(model, wanted, book, setting, args.split, args.count, shlex.join(words), near)
+    made = acceptance.page(model, wanted, book, setting, args.split, args.count, shlex.join(words))
     print(page.as_markdown(made))
     for file in page.write(made, setting.out):
         print(file)

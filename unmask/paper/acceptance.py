@@ -13,10 +13,7 @@ from typing import Any, cast
 
 from unmask.decoding.algorithm import SuffixAnchor
 from unmask.errors import UserError
-from unmask.evaluation.evaluate import Report, evaluate, load_rows
-from unmask.evaluation.recipe import Options, for_task
-from unmask.evaluation.report import examples
-from unmask.evaluation.significance import paired, wilson
+from unmask.evaluation.significance import wilson
 from unmask.files import make_folder, write_whole
 from unmask.models.loading import BUNDLED, Ours
 from unmask.models.model import Model
@@ -25,12 +22,12 @@ from unmask.paper.fronts import FRONTS
 from unmask.paper.numbers import Published
 from unmask.paper.page import Block, blocks
 from unmask.paper.plan import Book, Setting
-from unmask.tasks import find, toy
+from unmask.tasks import toy
 from unmask.training.probe import probe
 
 FROZEN = BUNDLED / "frozen.json"
 SWEEP = 0.2  # the share of the rows that settings are varied on
-OWN = {"support": 1.0, "answer-first": 1.0, "pareto": SWEEP}
+OWN = {"support": 1.0, "answer-first": 1.0, "pareto": SWEEP, "near": 1.0}
 OPENING = SuffixAnchor(
     "Let us see.", 0
 )  # left to right from a reasoned opening: without one, one answer in eight is direct
@@ -151,58 +148,12 @@ def _share(x: float, count: int) -> str:
 
 
 def page(
-    model: Model, experiments: Sequence[Experiment], book: Book, setting: Setting, split: str, count: int, command: str,
-    near: Sequence[Mapping[str, Any]] = (),
-) -> list[Block]:  # fmt: skip
-    """The gates, then the page that `unmask reproduce` makes of the experiments, then what the near cache loses."""
+    model: Model, experiments: Sequence[Experiment], book: Book, setting: Setting, split: str, count: int, command: str
+) -> list[Block]:
+    """The gates, then the page that `unmask reproduce` makes of the experiments."""
     head, *rest = blocks(experiments, book, setting, command)
     rows = gates(probes(model, setting.out, split, count), experiments, book, model.length, count)
-    last: list[Block] = (
-        [("h2", "the near cache, over plain SACM on the same rows"), ("table", list(near))] if near else []
-    )
-    return [head, ("h2", "gates"), ("table", rows), *rest, *last]
-
-
-# ---------------------------------------------------------------- the near cache
-
-CACHED: dict[
-    str, tuple[str, dict[str, Any], str | None]
-] = {  # method, settings, cache; the first is what the others are held to
-    "sacm": ("sacm", {}, None),
-    "sacm near": ("sacm", {}, "near"),
-    "sacm near finish": ("sacm", {"finish": True}, "near"),
-    "sacm-support": ("sacm-support", {}, None),
-    "sacm-support near finish": ("sacm-support", {"finish": True}, "near:best=4,near=4,again=1,refresh=0"),
-}
-LOSS = 0.04  # what a cache may lose at most in any task, with 95 % certainty
-
-
-def cached(model: Model, out: Path, split: str, count: int, report: Report = lambda *_: None) -> list[dict[str, Any]]:
-    """A row for each task and method: accuracy, forwards, work, and the paired difference from plain SACM, since a mean over
-    tasks can hide a loss in one of them."""
-    found = []
-    for task in map(find, ALL["gsm8k"]):
-        rows = load_rows(task, split, limit=count)
-        plain: list[bool] = []
-        for name, (method, wanted, cache) in CACHED.items():
-            label, options = name.replace(" ", "-"), Options(cache=cache, batch=50)
-            strategies = {label: for_task(task, [method], wanted)[method]}
-            folder = out / f"near-{task.name}"
-            made = evaluate(model, task, strategies, rows, options, folder, report, summary=f"summary-{label}.json")
-            summary = made["methods"][label]
-            lines = sorted(examples(summary["file"]), key=lambda e: e["index"])
-            right = [e["correct"] for e in lines]
-            plain = plain or right
-            test = paired(right, plain)
-            low, high = test.interval
-            difference = f"{100 * test.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-            found.append({
-                "task": task.name, "method": name, "accuracy": _share(summary["accuracy"], len(right)),
-                "forwards": round(summary["nfe"], 1), "work": f"{summary['work']:.3f}",
-                "- sacm": "" if name == "sacm" else difference,
-                "above -4": "" if cache is None else "yes" if low > -LOSS else "NO",
-            })  # fmt: skip
-    return found
+    return [head, ("h2", "gates"), ("table", rows), *rest]
 
 
 # ---------------------------------------------------------------- frozen before test rows are decoded

@@ -38,6 +38,7 @@ class Run:
     steps: int | None  # None: the method's own pace
     split: str
     count: int | None  # rows; None: all
+    cache: str | None = None
 
 
 @dataclass(frozen=True)

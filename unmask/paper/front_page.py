@@ -51,6 +51,9 @@ def rows(e: Front, cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
         tasks = {cell.run.task: 100 * sum(task) / len(task) for cell, task in zip(same, right(same), strict=True)}
         line = {"method": point.label, "forwards": f"{point.forwards:.0f}", **tasks, "mean": point.mean,
                 "95 %": f"{point.low:.1f} to {point.high:.1f}", "front": "yes" if point in front else ""}  # fmt: skip
+        if any(cell.run.cache for cell in cells):
+            work = [record["summary"]["work"] for cell in same if (record := book.record(cell.run))]
+            line["work"] = f"{sum(work) / len(work):.3f}"
         if base and same is not base:
             ours, theirs = right(same), right(base)
             if [len(task) for task in ours] == [len(task) for task in theirs]:

@@ -46,6 +46,7 @@ class Entry:
     changes: Mapping[str, Any] = field(default_factory=dict)
     budgets: tuple[float | None, ...] = (None,)  # T as a share of L; None: the method's own pace
     length: int | None = None  # L on the bundled model, where it is not the model's own
+    cache: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Front(Experiment):
     published: tuple[str, ...] = ()  # and on the published ones
     model: str = "LLaDA"
     against: str = "sacm"  # the method that the others are compared with, row by row
+    apart: bool = False  # every task for itself: a mean can hide a loss in one of them
 
     def _cells(self, length: int | None, limit: int | None) -> Iterator[Cell]:
         for task in self.bundled if length else self.published:
@@ -69,10 +71,11 @@ class Front(Experiment):
                     steps = None if share is None else max(1, round(share * size))
                     own = steps is None or steps == strategy.steps(size)
                     run = Run(self.model, task, entry.name, strategy, size, None if own else steps, self.split,
-                              limit or (self.small if length else self.count))  # fmt: skip
+                              limit or (self.small if length else self.count), entry.cache)  # fmt: skip
+                    cache = {"cache": entry.cache} if entry.cache else {}
                     made = Published(self.label, self.model, task, entry.name, math.nan, run.length,
-                                     strategy.steps(run.length, run.steps), entry.changes)  # fmt: skip
-                    yield Cell(run, changes, made, False)
+                                     strategy.steps(run.length, run.steps), {**entry.changes, **cache})  # fmt: skip
+                    yield Cell(run, {**changes, **cache}, made, False)
 
 
 def budgeted(strategy: Strategy) -> bool:
@@ -145,6 +148,8 @@ PARTS = tuple(Entry(name, strategy) for name, strategy in {
     "sacm-warm": replace(_SACM, read=_WARM),
     "sacm-support-warm": replace(METHODS["sacm-support"], read=_WARM),
 }.items())  # fmt: skip
+NEAR, NEARER, FINISH = "near", "near:best=4,near=4,again=1,refresh=0", {"finish": True}
+LOST = 4  # points that a cache may lose in any task
 RELATED = ("sacm-conv", "sacm-density", "sacm-decay")
 SUPPORT, BOUND, FIRST = {"method": "sacm-support"}, {"method": "sacm-support-eb"}, {"method": "sacm-first"}
 FROM_THE_LEFT = ("left-to-right", "semi-ar", "fast-dllm", "uncode")
@@ -170,6 +175,12 @@ FRONTS = {
               entries=(*_named("sacm", "sacm-support"), *PARTS, *_varied("sacm-support", text=(".", "Answer:"), at=(-8, -23)),
                        *_varied("sacm", text=(".", "Answer:"), at=(-8, -23)),
                        *(Entry(name, METHODS[name], length=n) for n in (72, 84, 128) for name in ("sacm", "sacm-support")))),
+        Front("near", "What does the near cache lose, and Finish?", "not in the paper", (), apart=True,
+              claims=(Claim({"cache": NEAR, "finish": None}, SACM | {"cache": None}, within=LOST),
+                      Claim({"cache": NEAR, "finish": True}, SACM | {"cache": None}, within=LOST),
+                      Claim({"cache": NEARER}, SACM | {"cache": None}, within=LOST)),
+              entries=(*_named("sacm", "sacm-support"), Entry("sacm", _SACM, cache=NEAR), Entry("sacm", _SACM, FINISH, cache=NEAR),
+                       Entry("sacm-support", METHODS["sacm-support"], FINISH, cache=NEARER))),
         Front("zoo", "What are the other published decoders worth, alone and with SACM's anchor and modulation?", "not in the paper", (),
               entries=(*_named("sacm", *ZOO), *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),
               small=100, published=("gsm8k",)),

@@ -230,12 +230,15 @@ def sweep_blocks(cells: Sequence[Cell], book: Book) -> list[Block]:
 
 
 def front_blocks(e: Front, cells: Sequence[Cell], book: Book) -> list[Block]:
+    if e.apart and len(tasks := dict.fromkeys(cell.run.task for cell in cells)) > 1:
+        return [block for task in tasks for block in front_blocks(e, [c for c in cells if c.run.task == task], book)]
     found = front_page.rows(e, cells, book)
     if not found:
         return [("p", "not run here")]
-    drawn = [point for point, _ in front_page.points(cells, book)]
     columns = list(dict.fromkeys(key for row in found for key in row))
-    blocks: list[Block] = [("table", ordered(found, columns)), ("figure", (f"{e.name}.png", drawn))]
+    blocks: list[Block] = [("table", ordered(found, columns))]
+    if not e.apart:
+        blocks.append(("figure", (f"{e.name}.png", [point for point, _ in front_page.points(cells, book)])))
     return [*blocks, ("p", sentence(e.claims, cells, book))] if e.claims else blocks
 
 

@@ -284,7 +284,7 @@ def _job(
     task, rows = find(run.task), load(run)
     batch = setting.batch or default_batch(len(rows.rows), small)
     chosen = {key: str(value) for key in ("quantize", "revision") if (value := setting.loading.get(key))}
-    options = Options(length=run.length, steps=run.steps, batch=batch, allow_code=setting.allow_code,
+    options = Options(length=run.length, steps=run.steps, cache=run.cache, batch=batch, allow_code=setting.allow_code,
                       unisolated=setting.unisolated, model_options=chosen)  # fmt: skip
     evaluation.check(model, task, {run.method: run.strategy}, options)
     if any(isinstance(rule, Calibrate) for rule in run.strategy.modifiers) and model.vocab.frequency is None:
