@@ -9,6 +9,7 @@ import pytest
 from support.command import refused, run
 
 from unmask.decoding.methods import METHODS
+from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
 from unmask.paper import claims, fronts
 from unmask.paper.experiments import SACM, Claim
@@ -66,7 +67,8 @@ class Came(Book):
 
     def record(self, run):
         found = self.right[run.method]
-        return {"summary": {"accuracy": sum(found) / len(found), "interval": (0, 1), "nfe": self.nfe[run.method]}}
+        return {"summary": {"accuracy": sum(found) / len(found), "interval": (0, 1), "nfe": self.nfe[run.method],
+                            "seconds": len(found) / 2, "rows": len(found), "eot_ratio_all": 0.25}}  # fmt: skip
 
     def examples(self, run):
         return [{"correct": bool(right), "nfe": self.nfe[run.method]} for right in self.right[run.method]]
@@ -91,6 +93,33 @@ def test_claims_and_rows_by_hand():
     assert [line["method"] for line in lines] == ["sacm-support-eb", "sacm-support", "sacm"]
     assert lines[1]["to sacm"].startswith("+40.0 [") and lines[2]["front"] == "" and "to sacm" not in lines[2]
     assert [point.forwards for point, _ in points(cells, book)] == [48.0, 48.0, 20.0]
+
+
+def test_a_composition_is_held_to_its_method_alone():
+    """KLASS 4 of 8 right, with SACM 6: +25; and KLASS to SACM's 8 of 8, -50."""
+    right = {"sacm": [1] * 8, "klass": [1] * 4 + [0] * 4, "sacm+klass": [1] * 6 + [0] * 2}
+    book = Came(right, dict.fromkeys(right, 40.0))
+    zoo = FRONTS["zoo"]
+    assert zoo.beside["sacm+klass"] == "klass"
+    lines = {
+        line["method"]: line
+        for line in rows(zoo, [c for c in zoo.cells(96) if c.run.method in right and not c.source.changes], book)
+    }
+    assert lines["sacm+klass"]["to it without SACM"].startswith("+25.0 [") and "to sacm" not in lines["sacm+klass"]
+    assert (
+        lines["klass"]["to sacm"].startswith("-50.0 [")
+        and lines["klass"]["EOT"] == "0.25"
+        and lines["klass"]["seconds"] == "0.50"
+    )
+
+
+def test_every_method_of_the_zoo_is_tuned_by_one_setting_on_tuning_rows():
+    assert set(fronts.TRIED) == set(ZOO) and all(len(knobs) == 1 for knobs in fronts.TRIED.values())
+    tuning = FRONTS["zoo-tuning"]
+    assert {c.run.split for c in tuning.cells(96)} == {"tuning"}
+    for name, changes in fronts.TUNED.items():
+        for setting, value in changes.items():
+            assert value in fronts.TRIED[name][setting]
 
 
 def test_the_command_resumes_and_draws(tmp_path: Path, capsys):

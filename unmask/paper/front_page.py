@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unmask.evaluation.significance import over_tasks
@@ -11,6 +11,12 @@ from unmask.paper.experiments import Cell, by_configuration
 from unmask.paper.fronts import Front
 from unmask.paper.plan import Book
 from unmask.views.figures import Reached
+
+COLUMNS: dict[str, tuple[Callable[[Mapping[str, Any]], float], int]] = {  # what of a summary, and how many digits
+    "work": (lambda s: s["work"], 3),
+    "seconds": (lambda s: s["seconds"] / s["rows"], 2),
+    "EOT": (lambda s: s["eot_ratio_all"], 2),
+}
 
 
 def points(cells: Sequence[Cell], book: Book) -> list[tuple[Reached, list[Cell]]]:
@@ -40,24 +46,23 @@ def rows(e: Front, cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
 
     found = points(cells, book)
     front = leading([point for point, _ in found])
-    plain = (
-        same
-        for _, same in found
-        if same[0].run.method == e.against and not same[0].run.steps and not same[0].source.changes
-    )
-    base = next(plain, None)
+    plain = {same[0].run.method: same for _, same in found if not same[0].run.steps and not same[0].source.changes}
     lines = []
     for point, same in sorted(found, key=lambda pair: (pair[0].forwards, -pair[0].mean)):
         tasks = {cell.run.task: 100 * sum(task) / len(task) for cell, task in zip(same, right(same), strict=True)}
         line = {"method": point.label, "forwards": f"{point.forwards:.0f}", **tasks, "mean": point.mean,
                 "95 %": f"{point.low:.1f} to {point.high:.1f}", "front": "yes" if point in front else ""}  # fmt: skip
-        if any(cell.run.cache for cell in cells):
-            work = [record["summary"]["work"] for cell in same if (record := book.record(cell.run))]
-            line["work"] = f"{sum(work) / len(work):.3f}"
+        for column in e.columns:
+            figure, digits = COLUMNS[column]
+            figures = [figure(record["summary"]) for cell in same if (record := book.record(cell.run))]
+            line[column] = f"{sum(figures) / len(figures):.{digits}f}"
+        other = e.beside.get(point.method, e.against)
+        base = plain.get(other)
         if base and same is not base:
             ours, theirs = right(same), right(base)
             if [len(task) for task in ours] == [len(task) for task in theirs]:
                 gap = Gap.between(ours, theirs)
-                line[f"to {e.against}"] = f"{100 * gap.difference:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
+                column = f"to {e.against}" if other == e.against else "to it without SACM"
+                line[column] = f"{100 * gap.difference:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]"
         lines.append(line)
     return lines

@@ -36,6 +36,21 @@ KNOBS: dict[str, dict[str, tuple[Any, ...]]] = {  # what varies the number of fo
     "sacm-support-eb": {"EntropyBound.gamma": (0.6, 1.35, 2.0)},
 }
 
+# One setting of each method of the zoo that is chosen on tuning rows (`zoo-tuning`), and the values tried; the first is published,
+# but for blocks and windows, which are published for longer responses.
+TRIED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "klass": {"kl": (0.01, 0.001, 0.1)}, "klass-dream": {"kl": (0.01, 0.001, 0.1)}, "credit": {"tau": (0.9, 0.7, 0.97)},
+    "dinfer": {"tau": (0.9, 0.7, 0.97)}, "dinfer-hierarchy": {"tau": (0.9, 0.7, 0.97)}, "local-leap": {"relaxed": (0.75, 0.6, 0.9)},
+    "prophet": {"late": (2.5, 1.0, 5.0)}, "dus": {"base": (2, 3, 4)}, "dus-binary": {"block": (12, 6, 24)},
+    "eb-spaced": {"gamma": (0.1, 0.01, 0.5)}, "threshold-spaced": {"tau": (0.9, 0.7, 0.97)}, "wino": {"tau": (0.6, 0.75, 0.9)},
+    "rcr": {"block": (12, 24, 96)}, "saber": {"Backtrack.n": (2, 1, 4)}, "saber-dream": {"weight": (1.0, 0.5, 2.0)},
+    "core": {"sure": (0.3, 0.1, 0.6)}, "adablock": {"AdaBlock.tau": (0.3, 0.1, 0.6)}, "dsb": {"open": (32, 12, 64)},
+    "dcd": {"open": (64, 24, 96)}, "daedal": {"size": (32, 64, 96)}, "rho-eos": {"size": (32, 64, 96)},
+    "dynamic-threshold": {"tau": (0.9, 0.7, 0.97)}, "entropy-threshold": {"tau": (0.5, 0.1, 1.0)}, "eoser": {"low": (0.4, 0.1, 0.7)},
+    "alg-temp": {"temperature": (0.1, 0.01, 0.5)},
+}  # fmt: skip
+TUNED: dict[str, dict[str, Any]] = {}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -56,7 +71,9 @@ class Front(Experiment):
     published: tuple[str, ...] = ()  # and on the published ones
     model: str = "LLaDA"
     against: str = "sacm"  # the method that the others are compared with, row by row
+    beside: Mapping[str, str] = field(default_factory=dict)  # but some with another than `against`
     apart: bool = False  # every task for itself: a mean can hide a loss in one of them
+    columns: tuple[str, ...] = ()  # of front_page.COLUMNS
 
     def _cells(self, length: int | None, limit: int | None) -> Iterator[Cell]:
         for task in self.bundled if length else self.published:
@@ -175,17 +192,21 @@ FRONTS = {
               entries=(*_named("sacm", "sacm-support"), *PARTS, *_varied("sacm-support", text=(".", "Answer:"), at=(-8, -23)),
                        *_varied("sacm", text=(".", "Answer:"), at=(-8, -23)),
                        *(Entry(name, METHODS[name], length=n) for n in (72, 84, 128) for name in ("sacm", "sacm-support")))),
-        Front("near", "What does the near cache lose, and Finish?", "not in the paper", (), apart=True,
+        Front("near", "What does the near cache lose, and Finish?", "not in the paper", (), apart=True, columns=("work",),
               claims=(Claim({"cache": NEAR, "finish": None}, SACM | {"cache": None}, within=LOST),
                       Claim({"cache": NEAR, "finish": True}, SACM | {"cache": None}, within=LOST),
                       Claim({"cache": NEARER}, SACM | {"cache": None}, within=LOST)),
               entries=(*_named("sacm", "sacm-support"), Entry("sacm", _SACM, cache=NEAR), Entry("sacm", _SACM, FINISH, cache=NEAR),
                        Entry("sacm-support", METHODS["sacm-support"], FINISH, cache=NEARER))),
         Front("zoo", "What are the other published decoders worth, alone and with SACM's anchor and modulation?", "not in the paper", (),
-              entries=(*_named("sacm", *ZOO), *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),
-              small=100, published=("gsm8k",)),
+              entries=(*_named("sacm", "sacm-support", *ZOO), *(Entry(name, ZOO[name], changes) for name, changes in TUNED.items()),
+                       *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),
+              beside={f"sacm+{name}": name for name in ZOO}, columns=("seconds", "EOT"), small=100, published=("gsm8k",)),
+        Front("zoo-tuning", "Which setting suits each of them?", "not in the paper", (), split="tuning", small=64,
+              bundled=("stories", "cups"),
+              entries=tuple(entry for name, knobs in TRIED.items() for entry in entries({name: ZOO[name]}, (0.5,), knobs))),
         Front("zoo-first", "And where the answer is asked for first?", "not in the paper", (), small=100,
-              entries=_named("sacm-first", *ZOO), bundled=toy.FIRST, against="sacm-first"),
+              entries=_named("sacm-first", *ZOO), bundled=toy.FIRST, against="sacm-first", columns=("seconds", "EOT")),
     )
 }  # fmt: skip
 
