@@ -76,6 +76,35 @@ def pages(names: list[str]) -> None:
         browser.close()
 
 
+def playground() -> None:
+    """`unmask serve` and its page, a third of the way through a decode."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = os.environ.get("UNMASK_CHROMIUM") or shutil.which("chromium")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "unmask", "serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = server.stdout.readline().decode().strip()
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+            page = browser.new_page(viewport={"width": 1280, "height": 1370})
+            page.set_default_timeout(120_000)
+            page.goto(url)
+            page.wait_for_selector(".pg-curve[aria-label]")
+            page.click("#decode")
+            page.wait_for_selector("#download:not(:disabled)")
+            page.wait_for_selector(".um-badge >> nth=2")
+            last = int(page.get_attribute(".um-controls input[type=range]", "max"))
+            page.fill(".um-controls input[type=range]", str(last // 3))
+            page.evaluate("document.activeElement.blur()")
+            page.screenshot(path=DOCS / "playground.png")
+            print(DOCS / "playground.png")
+            browser.close()
+    finally:
+        server.terminate()
+
+
 def live() -> None:
     """The last screen of `unmask compare --live`, as the terminal shows it."""
     from rich.console import Console
@@ -102,9 +131,10 @@ def live() -> None:
 
 
 def main(names: list[str]) -> None:
-    wanted = names or [*PAGES, *FIGURES, "live"]
-    if unknown := set(wanted) - {*PAGES, *FIGURES, "live"}:
-        sys.exit(f"no picture {', '.join(sorted(unknown))}; there are {', '.join([*PAGES, *FIGURES, 'live'])}")
+    known = [*PAGES, *FIGURES, "live", "playground"]
+    wanted = names or known
+    if unknown := set(wanted) - {*known}:
+        sys.exit(f"no picture {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if some := [name for name in wanted if name in PAGES]:
         pages(some)
     for name in wanted:
@@ -112,6 +142,8 @@ def main(names: list[str]) -> None:
             unmask(*FIGURES[name], "-o", str(DOCS / f"{name}.png"))
     if "live" in wanted:
         live()
+    if "playground" in wanted:
+        playground()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`
 
+from support.browser import browser  # noqa: F401
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

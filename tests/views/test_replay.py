@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import time
 from dataclasses import replace
 
 import pytest
+from support.browser import until
 from support.tracing import EOT, MASK, SCRIPTS, made
 
 from unmask.errors import UserError
 from unmask.views import replay
 from unmask.views.trace import Run
 
-CHROMIUM = os.environ.get("UNMASK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
 RUNS = [
     made("top-probability", prompt="How many apples?", gold="12", correct=False),
     made("sacm", steps=20, prompt="How many apples?", gold="12", correct=True),
@@ -44,17 +38,6 @@ def test_no_runs_and_nowhere_to_write(tmp_path):
         replay.write(tmp_path / "no" / "where.html", RUNS)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    driver = pytest.importorskip("playwright.sync_api", reason="browser tests need Playwright: pip install playwright")
-    if not CHROMIUM:
-        pytest.skip("browser tests need chromium: apt-get install chromium, or set UNMASK_CHROMIUM")
-    with driver.sync_playwright() as p:
-        found = p.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield found
-        found.close()
-
-
 @pytest.fixture
 def show(browser, tmp_path):
     """Open a replay of runs; at the end, nothing was logged, nothing failed and nothing was fetched but the file."""
@@ -75,14 +58,6 @@ def show(browser, tmp_path):
     for page in pages:
         page.close()
     assert troubles == []
-
-
-def until(page, selector: str, pattern: str) -> None:
-    """Wait for a text. (Playwright's own wait evaluates a string, which the page's policy rightly refuses.)"""
-    end = time.monotonic() + 30
-    while not re.search(pattern, page.inner_text(selector)):
-        assert time.monotonic() < end, f"{selector} never said {pattern}"
-        time.sleep(0.05)
 
 
 def decoded(page, run: int = 0) -> int:

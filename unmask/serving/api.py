@@ -31,6 +31,7 @@ from unmask.decoding.methods import method
 from unmask.errors import UserError
 from unmask.generation import Decoding, strategy_for
 from unmask.models.images import opened
+from unmask.serving import playground
 from unmask.serving.engine import Engine, Job, Refused, Request
 from unmask.serving.guard import Access, Guard, error, headers_of, refusal
 from unmask.serving.metrics import Metrics
@@ -505,6 +506,8 @@ def application(api: API) -> Any:
     @app.post("/v1/completions", response_model=Answer, responses=streamed)
     async def completion(body: Completion, request: HTTP) -> Any:
         return await api.take(body, request)
+
+    playground.add(app, api)
 
     @app.get("/health", response_model=State)
     async def health() -> Any:

@@ -25,7 +25,15 @@ HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer", "cache-control": "no-store",
 }  # fmt: skip
-OPEN = ("/health", "/ready")  # without a key: they tell nothing
+OPEN = (
+    "/health",
+    "/ready",
+    "/",
+    "/playground.js",
+    "/playground.css",
+    "/viewer.js",
+    "/viewer.css",
+)  # without a key: they tell nothing
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 

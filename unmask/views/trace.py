@@ -364,6 +364,11 @@ def load(path: str | Path) -> list[Run]:
         raise UserError(f"{path} cannot be read: {error.strerror or 'the file is damaged'}") from error
     except (EOFError, ValueError, RecursionError, gzip.zlib.error) as error:  # type: ignore[attr-defined]
         raise UserError(f"{path} is not a trace file, or it is damaged") from error
+    return parsed(whole, path)
+
+
+def parsed(whole: Any, path: str | Path) -> list[Run]:
+    """The runs of a trace file's object, if they hold together; `path` says whose they are."""
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise UserError(f"{path} is not a trace file; `unmask trace ... -o run.json.gz` makes one")
     version = whole.get("version")

@@ -1,4 +1,5 @@
-// The trace viewer: UnmaskViewer.mount(element, data) shows a trace file's object (docs/traces.md) inside an element.
+// The trace viewer: UnmaskViewer.mount(element, data) shows a trace file's object (docs/traces.md) inside an element,
+// and its push(piece) what is still being decoded.
 // Plain DOM, no dependencies, no network. Text of a model only ever goes through textContent.
 // t counts finished steps: 0 is the canvas before the first one, and a run of N steps is done at t = N.
 "use strict";
@@ -10,8 +11,9 @@ globalThis.UnmaskViewer = (() => {
   // ---------------------------------------------------------------- the data
 
   // A run unfolded for random access: per step the eligible slots with their confidences, per slot what happened when.
+  // `extend` takes its steps one by one, so a run can be shown while it is still being decoded.
   function unfold(run) {
-    const L = run.length, scale = run.scale ?? 10000;
+    const L = run.length;
     const ids = new Int32Array(L).fill(run.mask_id);
     const events = Array.from({ length: L }, () => []); // {t, id, sure} in order; id -1: masked again
     const guesses = Array.from({ length: L }, () => []); // [t, id] in order
@@ -20,37 +22,39 @@ globalThis.UnmaskViewer = (() => {
       events[slot].push({ t: 0, id });
     }
     const given = new Set((run.given ?? []).map(([slot]) => slot));
-    let low = 0, high = 0, ms = 0;
-    const steps = run.steps.map((step, index) => {
-      const t = index + 1, [from, to] = step.window ?? [0, L];
-      for (const slot of step.reopened ?? []) {
-        ids[slot] = run.mask_id;
-        events[slot].push({ t, id: -1 });
-      }
-      const slots = new Uint32Array(step.base.length);
-      for (let i = from, n = 0; i < to; i++) if (ids[i] === run.mask_id) slots[n++] = i;
-      const base = Float32Array.from(step.base, (v) => v / scale);
-      const score = step.score ? Float32Array.from(step.score, (v) => v / scale) : base;
-      for (let i = 0; i < base.length; i++) {
-        low = Math.min(low, base[i], score[i]);
-        high = Math.max(high, base[i], score[i]);
-      }
-      for (let i = 0; i < step.guess.length; i += 2) guesses[step.guess[i]].push([t, step.guess[i + 1]]);
-      const stages = [base, ...(step.between ?? []).map((part) => Float32Array.from(part, (v) => v / scale)), ...(step.score ? [score] : [])];
-      const sure = (i) => stages.map((part) => part[i]); // c, what each modifier made of it, c~
-      for (const slot of step.chosen) {
-        const id = guesses[slot].at(-1)[1];
-        ids[slot] = id;
-        events[slot].push({ t, id, sure: sure(place(slots, slot)) });
-      }
-      ms += step.ms;
-      return { slots, base, score, sure, chosen: step.chosen };
-    });
-    if (low === 0 && high <= 1) high = 1;
-    const ends = new Set(run.eot_ids.slice(0, 1));
-    const eot = ids.reduce((n, id) => n + ends.has(id), 0) / L;
-    return { ...run, L, N: steps.length, unfolded: steps, events, guesses, given, final: ids, low, high: high || 1, ms, eot,
-      anchor: new Set(run.anchors ?? []), modulated: run.steps.some((step) => step.score) };
+    const found = { ...run, L, N: 0, unfolded: [], events, guesses, given, final: ids, low: 0, high: 0, ms: 0, eot: 0,
+      anchor: new Set(run.anchors ?? []), modulated: false };
+    for (const step of run.steps) extend(found, step);
+    return found;
+  }
+
+  function extend(run, step) {
+    const { L, final: ids, events, guesses } = run, scale = run.scale ?? 10000;
+    const t = ++run.N, [from, to] = step.window ?? [0, L];
+    for (const slot of step.reopened ?? []) {
+      ids[slot] = run.mask_id;
+      events[slot].push({ t, id: -1 });
+    }
+    const slots = new Uint32Array(step.base.length);
+    for (let i = from, n = 0; i < to; i++) if (ids[i] === run.mask_id) slots[n++] = i;
+    const base = Float32Array.from(step.base, (v) => v / scale);
+    const score = step.score ? Float32Array.from(step.score, (v) => v / scale) : base;
+    let low = run.low, high = run.N > 1 ? run.high : 0;
+    for (let i = 0; i < base.length; i++) {
+      low = Math.min(low, base[i], score[i]);
+      high = Math.max(high, base[i], score[i]);
+    }
+    for (let i = 0; i < step.guess.length; i += 2) guesses[step.guess[i]].push([t, step.guess[i + 1]]);
+    const stages = [base, ...(step.between ?? []).map((part) => Float32Array.from(part, (v) => v / scale)), ...(step.score ? [score] : [])];
+    const sure = (i) => stages.map((part) => part[i]); // c, what each modifier made of it, c~
+    for (const slot of step.chosen) {
+      const id = guesses[slot].at(-1)[1];
+      ids[slot] = id;
+      events[slot].push({ t, id, sure: sure(place(slots, slot)) });
+    }
+    run.unfolded.push({ slots, base, score, sure, chosen: step.chosen });
+    Object.assign(run, { low, high: low === 0 && high <= 1 ? 1 : high, ms: run.ms + step.ms, modulated: run.modulated || Boolean(step.score),
+      eot: ids.reduce((n, id) => n + (id === run.eot_ids[0]), 0) / L });
   }
 
   // Where a slot stands among the ascending slots of a step; -1 where it does not.
@@ -115,26 +119,49 @@ globalThis.UnmaskViewer = (() => {
       this.tip = tip;
       this.t = -1;
       const run = this.run, name = run.method || "decode";
-      this.colours = Array.from({ length: run.N + 1 }, (_, t) => shade(run.N > 1 ? (t - 1) / (run.N - 1) : 0));
-      const badge = run.correct == null ? null
-        : h("span", { class: `um-badge ${run.correct ? "um-right" : "um-wrong"}` }, run.correct ? "✓ right" : "✗ wrong");
+      this.badge = h("span", {});
+      this.facts = h("span", { class: "um-facts", title: run.recipe ?? "" });
       this.status = h("span", { class: "um-status" });
       this.canvas = h("canvas", { class: "um-chart", role: "img" });
-      this.boxes = Array.from({ length: run.L }, (_, slot) => {
-        const box = h("span", { class: "um-box", role: "option", id: `${id}-${slot}`, "data-slot": slot });
-        box.style.minWidth = `${Math.min(24, cells(boxed(run, run.final[slot])))}ch`;
-        return box;
-      });
+      this.boxes = Array.from({ length: run.L }, (_, slot) => h("span", { class: "um-box", role: "option", id: `${id}-${slot}`, "data-slot": slot }));
       this.grid = h("div", { class: "um-grid", role: "listbox", tabindex: 0, "aria-label": `Tokens of ${name}; arrow keys move` }, ...this.boxes);
-      this.text = h("div", { class: "um-text", tabindex: 0, role: "region", "aria-label": `Final text of ${name}` }, run.text ?? "");
-      if (!(run.text ?? "").trim()) this.text.replaceChildren(h("em", {}, "(empty)"));
+      this.text = h("div", { class: "um-text", tabindex: 0, role: "region", "aria-label": `Final text of ${name}` });
       this.element = h("section", { class: "um-run", "aria-label": name },
-        h("header", { class: "um-title" }, h("h2", {}, name), badge, this.status,
-          h("span", { class: "um-facts", title: run.recipe ?? "" }, `∅ ${(100 * run.eot).toFixed(0)} % · ${run.N} steps · ${(run.ms / 1000).toFixed(run.ms < 9950 ? 2 : 0)} s`)),
+        h("header", { class: "um-title" }, h("h2", {}, name), this.badge, this.status, this.facts),
         h("div", { class: "um-side" }, this.canvas),
         h("div", { class: "um-main" }, this.grid),
         h("div", { class: "um-final" }, h("h3", {}, "Final text"), this.text));
       this.listen();
+      this.told();
+    }
+
+    // What is said about the run as a whole, and what follows from its number of steps: again whenever it has grown.
+    told() {
+      const run = this.run, ends = run.live ? Math.max(run.N, Math.ceil(run.L / 2)) : run.N;
+      if (run.correct != null) {
+        this.badge.className = `um-badge ${run.correct ? "um-right" : "um-wrong"}`;
+        this.badge.textContent = run.correct ? "✓ right" : "✗ wrong";
+      }
+      this.facts.textContent = `∅ ${(100 * run.eot).toFixed(0)} % · ${run.N} steps · ${(run.ms / 1000).toFixed(run.ms < 9950 ? 2 : 0)} s`;
+      if (run.live) this.text.replaceChildren(h("em", {}, "still being decoded"));
+      else if ((run.text ?? "").trim()) this.text.textContent = run.text;
+      else this.text.replaceChildren(h("em", {}, "(empty)"));
+      if (this.ends !== ends) { // darker is later
+        this.ends = ends;
+        this.colours = Array.from({ length: ends + 1 }, (_, t) => shade(ends > 1 ? (t - 1) / (ends - 1) : 0));
+        for (const box of this.boxes) box.key = null;
+      }
+      if (!run.live) this.boxes.forEach((box, slot) => (box.style.minWidth = `${Math.min(24, cells(boxed(run, run.final[slot])))}ch`));
+    }
+
+    // A step, the end, or what else became known of a run that is being decoded.
+    grow(piece) {
+      const { tokens, ...more } = { ...piece.end, ...piece.about };
+      Object.assign(this.run.tokens, piece.tokens, tokens);
+      if (piece.step) extend(this.run, piece.step);
+      Object.assign(this.run, more, piece.end ? { live: false } : {});
+      this.told();
+      this.t = -1; // draw it anew
     }
 
     listen() {
@@ -252,7 +279,7 @@ globalThis.UnmaskViewer = (() => {
         box.style.backgroundColor = back;
         box.style.color = front;
       }
-      this.status.textContent = t >= run.N ? "done" : `${Math.round((100 * done) / run.L)} % decoded`;
+      this.status.textContent = t >= run.N && !run.live ? run.stopped ?? "done" : `${Math.round((100 * done) / run.L)} % decoded`;
       if (document.activeElement === this.grid && this.active != null) this.activate(this.active);
       this.draw();
     }
@@ -356,14 +383,16 @@ globalThis.UnmaskViewer = (() => {
 
   // ---------------------------------------------------------------- the viewer
 
-  function mount(element, data, { step = null } = {}) {
+  // With `live`, runs may be absent or half done: push(piece, i) adds a piece of docs/traces.md to run i, and the newest step
+  // is shown until somebody moves the slider away from it.
+  function mount(element, data, { step = null, live = false } = {}) {
     if (data?.format !== "unmask-trace" || !(data.version <= 1)) {
       element.replaceChildren(h("p", { role: "alert" }, "This is not a trace that this viewer reads (format unmask-trace, version 1)."));
       return null;
     }
     const prefix = `um${++made}`, tip = new Tip();
     const questions = [...new Map(data.runs.map((run) => [JSON.stringify([run.prompt, run.gold]), run])).values()];
-    const state = { t: 0, N: 0, views: [], playing: null, speed: 1, guesses: false };
+    const state = { t: 0, N: 0, views: [], playing: null, speed: 1, guesses: false, follows: live };
 
     const asked = h("div", { class: "um-prompt", tabindex: 0, role: "region", "aria-label": "Prompt" });
     const gold = h("div", { class: "um-gold" });
@@ -372,10 +401,10 @@ globalThis.UnmaskViewer = (() => {
     const icon = h("span", { class: "um-icon", "aria-hidden": "true" });
     const word = h("span", {});
     const play = h("button", { type: "button", class: "um-play", onclick: toggle }, icon, word);
-    const slider = h("input", { type: "range", min: 0, value: 0, step: 1, "aria-label": "Step", oninput: () => { stop(); go(+slider.value); } });
+    const slider = h("input", { type: "range", min: 0, value: 0, step: 1, "aria-label": "Step", oninput: () => moved(+slider.value) });
     const label = h("output", { class: "um-step" });
-    const back = h("button", { type: "button", "aria-label": "Previous step", title: "Previous step (←)", onclick: () => { stop(); go(state.t - 1); } }, "‹");
-    const forth = h("button", { type: "button", "aria-label": "Next step", title: "Next step (→)", onclick: () => { stop(); go(state.t + 1); } }, "›");
+    const back = h("button", { type: "button", "aria-label": "Previous step", title: "Previous step (←)", onclick: () => moved(state.t - 1) }, "‹");
+    const forth = h("button", { type: "button", "aria-label": "Next step", title: "Next step (→)", onclick: () => moved(state.t + 1) }, "›");
     const speed = h("select", { "aria-label": "Speed", onchange: () => (state.speed = +speed.value) },
       ...[0.25, 0.5, 1, 2, 4].map((n) => h("option", { value: n, selected: n === 1 }, `${n}×`)));
     const wish = h("input", { type: "checkbox", onchange: () => { state.guesses = wish.checked; go(state.t, true); } });
@@ -395,18 +424,42 @@ globalThis.UnmaskViewer = (() => {
       runs, legend, tip.element);
 
     function choose(index) {
-      const { prompt, gold: answer } = questions[index];
+      const { prompt, gold: answer } = questions[index] ?? {};
       stop();
       asked.textContent = prompt ?? "";
       asked.hidden = !prompt;
       gold.textContent = answer == null ? "" : `Gold answer: ${answer}`;
       state.views = data.runs.filter((run) => run.prompt === prompt && run.gold === answer).map((run, i) => new RunView(run, `${prefix}-${index}-${i}`, tip));
       runs.replaceChildren(...state.views.map((view) => view.element));
-      state.N = Math.max(...state.views.map((view) => view.run.N));
-      slider.max = state.N;
       state.views.forEach((view) => watcher.observe(view.canvas));
+      counted();
       go(step ?? 0, true);
       redraw();
+    }
+
+    function counted() {
+      state.N = Math.max(0, ...state.views.filter(Boolean).map((view) => view.run.N));
+      slider.max = state.N;
+    }
+
+    function push(piece, i = 0) {
+      if (piece.run) {
+        const view = new RunView({ steps: [], tokens: {}, ...piece.run, ...piece.about, live: true }, `${prefix}-live${++made}-${i}`, tip);
+        if (state.views[i]) watcher.unobserve(state.views[i].canvas);
+        state.views[i] = view;
+        runs.replaceChildren(...state.views.filter(Boolean).map((each) => each.element));
+        watcher.observe(view.canvas);
+        view.measure();
+      } else if (!state.views[i]) return;
+      else state.views[i].grow(piece);
+      counted();
+      go(state.follows ? state.N : state.t, true);
+    }
+
+    function moved(t) { // somebody chose a step; the newest one is followed on
+      stop();
+      go(t);
+      state.follows = live && state.t >= state.N;
     }
 
     function go(t, force = false) {
@@ -416,7 +469,7 @@ globalThis.UnmaskViewer = (() => {
       slider.value = t;
       slider.setAttribute("aria-valuetext", `step ${t} of ${state.N}`);
       label.textContent = `${t} / ${state.N}`;
-      state.views.forEach((view) => view.go(t, state.guesses));
+      state.views.forEach((view) => view?.go(t, state.guesses));
     }
 
     function stop() {
@@ -427,6 +480,7 @@ globalThis.UnmaskViewer = (() => {
     }
 
     function start() {
+      state.follows = false;
       if (state.t >= state.N) go(0);
       let last = performance.now(), due = 0;
       const tick = (now) => {
@@ -450,17 +504,17 @@ globalThis.UnmaskViewer = (() => {
 
     function keys(event) {
       const on = event.target, inside = root.contains(on);
-      if (event.ctrlKey || event.metaKey || event.altKey || (!inside && on !== document.body)) return;
+      if (event.ctrlKey || event.metaKey || event.altKey || (!inside && on !== document.body && !(live && on.matches("button")))) return;
       if (on.matches("textarea, [contenteditable], select, input:not([type=range])") || (on.matches("button") && /^( |Enter)$/.test(event.key))) return;
       if (on === slider && event.key !== " " && !/^g$/i.test(event.key)) return;
-      const act = { " ": toggle, ArrowLeft: () => { stop(); go(state.t - 1); }, ArrowRight: () => { stop(); go(state.t + 1); }, Home: () => { stop(); go(0); }, End: () => { stop(); go(state.N); },
+      const act = { " ": toggle, ArrowLeft: () => moved(state.t - 1), ArrowRight: () => moved(state.t + 1), Home: () => moved(0), End: () => moved(state.N),
         g: () => wish.click(), G: () => wish.click(), Escape: () => tip.hide() }[event.key];
       if (!act) return;
       event.preventDefault();
       act();
     }
 
-    const redraw = () => state.views.forEach((view) => view.measure());
+    const redraw = () => state.views.forEach((view) => view?.measure());
     const watcher = new ResizeObserver(redraw);
     const theme = matchMedia("(prefers-color-scheme: dark)");
     theme.addEventListener("change", redraw);
@@ -468,7 +522,7 @@ globalThis.UnmaskViewer = (() => {
     element.replaceChildren(root);
     choose(0);
     return {
-      go, play: start, pause: stop,
+      go, play: start, pause: stop, push,
       destroy() {
         stop();
         watcher.disconnect();
@@ -479,5 +533,5 @@ globalThis.UnmaskViewer = (() => {
     };
   }
 
-  return { mount };
+  return { mount, h };
 })();
