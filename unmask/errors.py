@@ -11,6 +11,12 @@ class UserError(ValueError):
     """Bad input. The command line prints it as one line, `unmask: ...`, and exits with 2."""
 
 
+class TooLong(UserError):
+    """A prompt that does not fit the context with its response: a conversation can go on without its oldest turns."""
+
+    code = "context_length_exceeded"  # OpenAI's name for it
+
+
 def whole(name: str, value: Any, least: int = -(2**63)) -> int:
     """A whole number of at most 64 bits, including numpy's and torch's."""
     try:

@@ -24,7 +24,7 @@ from unmask.decoding.reading import run
 from unmask.decoding.rules import TokenRule
 from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.decoding.settings import longest
-from unmask.errors import UserError, finite, whole
+from unmask.errors import TooLong, UserError, finite, whole
 from unmask.models.denoisers import caching, ours
 from unmask.models.images import Picture, opened
 from unmask.models.layers import Cost
@@ -253,7 +253,7 @@ def encode_prompts(
         ids = _encoded(model, prompt, decoding, pictures[i] if pictures else ())
         if model.context and (need := len(ids) + most) > model.context:
             size = f"{'up to ' * (most > length)}{need} tokens with its response"
-            raise UserError(f"{which} takes {size}; {model.name} was made for {model.context}")
+            raise TooLong(f"{which} takes {size}; {model.name} was made for {model.context}")
         found += [ids] * decoding.samples
     return found
 

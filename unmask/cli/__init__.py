@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from unmask import __version__
-from unmask.cli import decode, look, measure, paper, serve, tools, train  # noqa: F401 (importing them registers their commands)
+from unmask.cli import chat, decode, look, measure, paper, serve, tools, train  # noqa: F401 (importing them registers their commands)
 from unmask.cli.options import COMMANDS
 from unmask.errors import UserError
 
@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    first = ("demo", "generate", "compare", "methods", "trace", "figure", "eval", "doctor")  # what newcomers look for
+    first = ("demo", "generate", "chat", "compare", "methods", "trace", "figure", "eval", "doctor")  # for newcomers
     found = {name: COMMANDS[name] for name in first} | COMMANDS
     width = max(map(len, found))
     listing = "\n".join(f"  {name:{width}}  {summary}" for name, (_, _, summary, _) in found.items())

@@ -87,8 +87,8 @@ SETTINGS = together(
            help="a setting of the method, e.g. kappa=12, gamma=0, text='Answer:', at=-40, block=64, tau=0.8, finish=2 (repeatable)"),
     option("--settings", metavar="FILE", dest="settings_file", help="settings chosen by `unmask tune`; --set takes precedence"),
 )  # fmt: skip
-# One option for every field of unmask.Decoding that all decoding commands have.
-DECODING = together(
+# One option for every field of unmask.Decoding that all decoding commands have; ANSWER holds those of a single answer.
+ANSWER = together(
     option("--length", type=int, metavar="L", help="response length in tokens (default: the task's or the model's, 256 for LLaDA)"),
     option("--steps", type=int, metavar="T", help="decoding steps (default: the method's own pace, L / 2 in the paper)"),
     option("--temperature", type=float, help="0 takes the likeliest token (default: the method's own, 0 for nearly all)"),
@@ -96,10 +96,13 @@ DECODING = together(
     option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance scale (default: 0, off)"),
     option("--cache", metavar="NAME", help="K/V cache: Fast-dLLM's prefix or dual, LaViDa's prefix-lm (its default), or near, which runs "
            "slots anywhere and takes settings, near:best=8,near=4,again=2,refresh=16; faster, but tokens may differ"),
-    option("--batch", type=int, default=8, metavar="N", help="prompts decoded together (default: 8)"),
     option("--system", metavar="TEXT", help="a system prompt"),
-    option("--raw", action="store_true", help="give the prompt to the model as it is, without a chat template"),
     option("--stop", action="append", default=[], metavar="TEXT", help="cut the response at this string (repeatable)"),
+)  # fmt: skip
+DECODING = together(
+    ANSWER,
+    option("--batch", type=int, default=8, metavar="N", help="prompts decoded together (default: 8)"),
+    option("--raw", action="store_true", help="give the prompt to the model as it is, without a chat template"),
     option("--ban", type=int, action="append", default=[], metavar="ID", help="a token id that is never written (repeatable)"),
 )  # fmt: skip
 IMAGE = option("--image", action="append", default=[], metavar="FILE", help="an image, for vision models (repeatable)")

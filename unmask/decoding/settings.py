@@ -236,6 +236,6 @@ def parse(pairs: Iterable[str]) -> dict[str, Any]:
             raise UserError(f"a setting is NAME=VALUE, such as kappa=12; this is {pair!r}")
         try:
             settings[name.strip()] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested without end
             settings[name.strip()] = text
     return settings

@@ -259,7 +259,7 @@ class API:
         if isinstance(wrong, Refused):
             return wrong
         if isinstance(wrong, UserError):
-            return Refused(400, str(wrong))
+            return Refused(400, str(wrong), code=getattr(wrong, "code", None))
         said = f"{type(wrong).__name__}: {' '.join(str(wrong).split()):.200}"
         self.access.log(json.dumps({"error": said, "id": id_}))
         if own:

@@ -24,6 +24,7 @@ from unmask.decoding.reading import forward
 from unmask.decoding.rules.selection import Quota, tied
 from unmask.decoding.rules.tokens import Argmax
 from unmask.decoding.step import Step
+from unmask.errors import TooLong
 from unmask.generation import Decoding, Generation, Prompt, encode_prompts, open_canvas, read_canvas, response_length
 from unmask.models.model import Model
 from unmask.views.stream import Stream
@@ -160,6 +161,7 @@ class Engine:
                 400,
                 f"a prompt of {len(ids)} tokens is longer than the {limits.prompt} this server takes",
                 param="messages",
+                code=TooLong.code,
             )
         job = Job(request, ids, len(ids) + most, tell)
         if job.cost * job.width > limits.tokens:
@@ -168,6 +170,7 @@ class Engine:
                 400,
                 f"this takes {need} tokens of a forward; this server runs {limits.tokens}: shorten it",
                 param="max_tokens",
+                code=TooLong.code,
             )
         settings.check(strategy, steps, open_canvas(self.model, [ids], strategy, how))
         return job

@@ -149,7 +149,7 @@ class Screen:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.active:
             self.live.stop()
-            if error is None:
+            if error is None or isinstance(error, KeyboardInterrupt):  # then as far as it got
                 self.console.print(View(self.columns, whole=True))
 
     def draw(self) -> None:
