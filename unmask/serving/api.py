@@ -33,9 +33,10 @@ from unmask.generation import Decoding, strategy_for
 from unmask.models.images import opened
 from unmask.serving import playground
 from unmask.serving.engine import Engine, Job, Refused, Request
+from unmask.serving.forms import ChatForm, Form, TextForm, data, milliseconds, usage_of
 from unmask.serving.guard import Access, Guard, error, headers_of, refusal
 from unmask.serving.metrics import Metrics
-from unmask.serving.schema import Answer, Chat, Common, Completion, Error, ModelCard, ModelList, State
+from unmask.serving.schema import Answer, Chat, Completion, Error, ModelCard, ModelList, State
 
 PIXELS = 40_000_000  # of a picture, read from its head before it is decoded
 BACKLOG = 10_000  # events a client may be behind
@@ -188,7 +189,11 @@ class API:
             self.engine.submit(job)
         except Exception as wrong:
             return refusal(self.refused(wrong, about["id"], bool(body.unmask and body.unmask.settings)))
-        form = ChatForm(self, job, body) if isinstance(body, Chat) else TextForm(self, job, body)
+        form = (
+            ChatForm(self.engine.model.name, job, body)
+            if isinstance(body, Chat)
+            else TextForm(self.engine.model.name, job, body)
+        )
         if body.stream:
             return Stream(self, form, events, about)
         gone = asyncio.ensure_future(vanished(http))
@@ -249,7 +254,7 @@ class API:
         self.metrics("tokens", made)
         self.metrics("requests", 1)
         self.metrics("latency", time.monotonic() - job.arrived)
-        times = {"waited_ms": _ms(event["waited"]), "decoded_ms": _ms(event["decoded"])}
+        times = {"waited_ms": milliseconds(event["waited"]), "decoded_ms": milliseconds(event["decoded"])}
         about |= {"completion_tokens": made, **times, "forwards": sum(c["forwards"] for c in event["choices"])}
         return usage_of(event)
 
@@ -285,152 +290,10 @@ class Stream(EventSourceResponse):
             self.api.engine.leave(self.job)
 
 
-# ---------------------------------------------------------------- OpenAI's forms
-
-
-class Form:
-    """How an answer is written, whole and in chunks."""
-
-    object = chunk = prefix = ""
-
-    def __init__(self, api: API, job: Job, body: Common):
-        self.api, self.job, self.id = api, job, f"{self.prefix}-{secrets.token_hex(12)}"
-        self.created = int(time.time())
-        self.usage = bool(body.stream_options and body.stream_options.include_usage)
-
-    def frame(self, kind: str | None = None) -> dict[str, Any]:
-        model = self.api.engine.model.name
-        frame = {
-            "id": self.id, "object": kind or self.chunk, "created": self.created, "model": model,
-            "system_fingerprint": f"unmask-{__version__}",
-        }  # fmt: skip
-        return {**frame, "usage": None} if self.usage and not kind else frame
-
-    def whole(self, event: dict[str, Any]) -> dict[str, Any]:
-        choices = [self.choice(choice) for choice in event["choices"]]
-        return {**self.frame(self.object), "choices": choices, "usage": usage_of(event), "unmask": self.figures(event)}
-
-    def figures(self, event: dict[str, Any]) -> dict[str, Any]:
-        """What OpenAI's answer has no field for."""
-        choices, asked = event["choices"], self.job.request
-        return {
-            "method": asked.method, "recipe": repr(asked.strategy), "length": event["length"], "steps": event["steps"],
-            "seed": asked.decoding.seed, "forwards": sum(c["forwards"] for c in choices),
-            "eot_ratio": sum(c["eot_ratio"] for c in choices) / len(choices),
-            "tie_rate": sum(c["tie_rate"] for c in choices) / len(choices),
-            "waited_ms": _ms(event["waited"]), "decoded_ms": _ms(event["decoded"]),
-        }  # fmt: skip
-
-    def begin(self) -> list[dict[str, Any]]:
-        return []
-
-    def chunks(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """What a stream says about an event of the engine."""
-        frame = self.frame()
-        if "delta" in event:
-            return [{**frame, "choices": [self.part(event["choice"], event["delta"])]}]
-        if "piece" in event:
-            return [{**frame, "choices": [], "unmask": {"choice": event["choice"], **event["piece"]}}]
-        ends = [{**frame, "choices": [self.last(choice)]} for choice in event["choices"]]
-        ends[-1]["unmask"] = self.figures(event)
-        return ends
-
-    def choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def part(self, index: int, text: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def last(self, choice: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def logprobs(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        raise NotImplementedError
-
-    def common(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """What a choice has besides its text."""
-        own = {name: choice[name] for name in ("seed", "forwards", "eot_ratio", "tie_rate", "tokens")}
-        return {
-            "index": choice["index"],
-            "logprobs": self.logprobs(choice),
-            "finish_reason": choice["finish"],
-            "unmask": own,
-        }
-
-
-class ChatForm(Form):
-    object, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
-
-    def begin(self) -> list[dict[str, Any]]:
-        start = [
-            {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            for i in range(self.job.rows)
-        ]
-        return [{**self.frame(), "choices": [one]} for one in start]
-
-    def choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice["text"], "refusal": None}
-        return {"message": message, **self.common(choice)}
-
-    def part(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "delta": {"content": text}, "finish_reason": None}
-
-    def last(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {"delta": {}, **self.common(choice)}
-
-    def logprobs(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        if choice["logprobs"] is None:
-            return None
-
-        def said(token: str, logprob: float) -> dict[str, Any]:
-            return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
-
-        content = [
-            {**said(one["token"], one["logprob"]), "top_logprobs": [said(*rival) for rival in one["top"]]}
-            for one in choice["logprobs"]
-        ]
-        return {"content": content, "refusal": None}
-
-
-class TextForm(Form):
-    object, chunk, prefix = "text_completion", "text_completion", "cmpl"
-
-    def choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {"text": choice["text"], **self.common(choice)}
-
-    def part(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-
-    def last(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self.choice(choice), "text": ""}
-
-    def logprobs(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        told = choice["logprobs"]
-        if told is None:
-            return None
-        ends = [0]
-        for one in told:
-            ends.append(ends[-1] + len(one["token"]))
-        return {
-            "tokens": [one["token"] for one in told], "token_logprobs": [one["logprob"] for one in told],
-            "top_logprobs": [dict(one["top"]) for one in told], "text_offset": ends[:-1],
-        }  # fmt: skip
-
-
 def unknown(name: str, known: str) -> Refused:
     return Refused(
         404, f"there is no model {name[:100]!r} here; this server has {known!r}", param="model", code="model_not_found"
     )
-
-
-def usage_of(event: dict[str, Any]) -> dict[str, int]:
-    made = sum(choice["count"] for choice in event["choices"])
-    given = event["prompt_tokens"]
-    return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
-
-
-def data(value: Any) -> bytes:
-    return format_sse_event(data_str=json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def picture(url: str, where: str) -> Any:
@@ -463,10 +326,6 @@ async def vanished(http: HTTP) -> None:
     """Returns when the client is gone."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
-
-
-def _ms(seconds: float) -> float:
-    return round(1000 * seconds, 1)
 
 
 def _said(body: Chat | Completion) -> Any:
