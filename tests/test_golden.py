@@ -18,7 +18,7 @@ from support.zoo import plan
 
 from unmask.decoding.algorithm import Step, Strategy, decode
 from unmask.decoding.canvas import Canvas, Vocab
-from unmask.decoding.reading import Ask, run
+from unmask.decoding.reading import Ask
 from unmask.decoding.rules.confidence import NegativeEntropy, TopMargin, TopProbability
 from unmask.decoding.rules.modifiers import Calibrate, LinearPosition, PositionDecay, RenormaliseEOT, SuppressEOT
 from unmask.decoding.rules.published import (  # fmt: skip
@@ -32,6 +32,7 @@ from unmask.decoding.rules.remasking import Remask  # fmt: skip
 from unmask.decoding.rules.schedules import Cosine, Curve, Due, Even, Fixed, LogitNormal, Shift, Timesteps  # fmt: skip
 from unmask.decoding.rules.selection import EntropyBound, Factor, Quota, Threshold  # fmt: skip
 from unmask.decoding.rules.tokens import Argmax, ForbidEOT
+from unmask.decoding.running import run
 from unmask.evaluation.votes import blocks, temporal
 from unmask.models.denoisers import chain
 from unmask.models.dream import DreamModel

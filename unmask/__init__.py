@@ -33,7 +33,7 @@ _WHERE = {
         "decoding.rules.selection": "Quota Threshold Factor EntropyBound DynamicThreshold EntropyThreshold Everything",
         "decoding.rules.support": "Support Neighbours CertaintyDensity",
         "decoding.rules.tokens": "Argmax Gumbel ForbidEOT Credit EndPenalty",
-        "decoding.reading": "run",
+        "decoding.running": "run",
         "errors": "UserError",
     }.items()
     for name in names.split()
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from unmask.decoding.algorithm import AnchorModulation, Strategy, SuffixAnchor, decode
     from unmask.decoding.canvas import Canvas, Vocab
     from unmask.decoding.methods import METHODS, method
-    from unmask.decoding.reading import run
+    from unmask.decoding.running import run
     from unmask.decoding.step import Step
     from unmask.errors import UserError
     from unmask.generation import Decoding, Generation, generate, generations

@@ -20,9 +20,9 @@ import torch
 from unmask.decoding.algorithm import Decoded, Strategy, Watch, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
-from unmask.decoding.reading import run
 from unmask.decoding.rules import TokenRule
 from unmask.decoding.rules.tokens import Argmax, Gumbel
+from unmask.decoding.running import run
 from unmask.decoding.settings import longest
 from unmask.errors import TooLong, UserError, finite, whole
 from unmask.models.denoisers import caching, ours

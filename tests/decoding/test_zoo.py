@@ -13,7 +13,7 @@ from support.scripted import EOT, Hashed, Scripted, V, canvas, decoded
 import unmask
 from unmask import Strategy, UserError
 from unmask.decoding.methods import METHODS
-from unmask.decoding.reading import Ask, Draws, Reader, answer
+from unmask.decoding.reading import Ask, Draws, Reader
 from unmask.decoding.rules.confidence import NegativeEntropy
 from unmask.decoding.rules.focus import AdaBlock, Behind, Frontier, Onward, Sliding
 from unmask.decoding.rules.lengths import Density, Expand, arranged
@@ -22,6 +22,7 @@ from unmask.decoding.rules.readiness import AboveMean, Hierarchy, Leap, Levels, 
 from unmask.decoding.rules.revising import Backtrack, EarlyAnswer, FillEOT, PadEOT, Refine, Replace, Verify
 from unmask.decoding.rules.selection import DynamicThreshold, EntropyThreshold, Everything, Threshold
 from unmask.decoding.rules.tokens import Argmax, Credit, EndPenalty
+from unmask.decoding.running import answer
 from unmask.decoding.zoo import ABOUT, ZOO
 
 

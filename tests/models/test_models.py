@@ -14,9 +14,10 @@ from support import checkpoints
 
 import unmask
 from unmask import Canvas, Strategy, UserError, Vocab
-from unmask.decoding.reading import Prediction, run
+from unmask.decoding.reading import Prediction
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import EntropyBound, Quota, Threshold
+from unmask.decoding.running import run
 from unmask.decoding.step import Step
 from unmask.decoding.ties import NearTies
 from unmask.models.denoisers import chain
@@ -243,16 +244,15 @@ def test_rows_that_are_done_are_not_run_again(request, name, monkeypatch):
 
 def test_forward_memory_does_not_grow_with_rows_times_slots_times_vocabulary(llada):
     """The first step asks about every slot; the logits alive at once stay within the chunk."""
-    import unmask.decoding.reading as reading
 
     model, alive = unmask.load(llada), []
     head = model.module.head
     model.module.head = lambda h: (alive.append(h.shape[0]), head(h))[1]
-    old, reading.CHUNK = reading.CHUNK, 16 * model.module.config.rows
+    old, running.CHUNK = running.CHUNK, 16 * model.module.config.rows
     try:
         unmask.generate(model, ["Tom has"] * 4, "top-probability", length=32, steps=1)
     finally:
-        reading.CHUNK, model.module.head = old, head
+        running.CHUNK, model.module.head = old, head
     assert max(alive) == 16 and sum(alive) == 4 * 32
 
 

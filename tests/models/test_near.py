@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import unmask
 from unmask import METHODS, Canvas, Strategy, UserError
-from unmask.decoding.reading import Ask, answer, run
+from unmask.decoding.reading import Ask
 from unmask.decoding.rules.focus import Frontier
 from unmask.decoding.rules.lengths import Density
 from unmask.decoding.rules.remasking import Remask
@@ -23,6 +23,7 @@ from unmask.decoding.rules.revising import Replace
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import Factor, Quota, Threshold
 from unmask.decoding.rules.tokens import Gumbel
+from unmask.decoding.running import answer, run
 from unmask.generation import plain_work
 from unmask.models import layers
 from unmask.models.denoisers import Cached, Guided, Plain, chain

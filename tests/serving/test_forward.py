@@ -11,8 +11,8 @@ from support.scripted import Placed, V, canvas, decoded, encode, fitted
 import unmask
 from unmask.decoding.algorithm import decode
 from unmask.decoding.methods import METHODS
-from unmask.decoding.reading import Part, forward, packed
 from unmask.decoding.rules.tokens import Gumbel
+from unmask.decoding.running import Part, forward, packed
 from unmask.decoding.ties import NearTies
 from unmask.generation import Decoding, encode_prompts, generate, open_canvas, strategy_for
 from unmask.models.denoisers import Guided

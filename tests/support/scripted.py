@@ -10,8 +10,8 @@ from torch import Tensor
 
 from unmask.decoding.algorithm import Decoded, Strategy, decode
 from unmask.decoding.canvas import Canvas, Vocab
-from unmask.decoding.reading import run
 from unmask.decoding.rules.anchors import EndMark
+from unmask.decoding.running import run
 
 MASK, EOT, TURN = 0, 1, 2  # ids of the scripted vocabulary
 V = 12

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from unmask.decoding.canvas import Canvas
-from unmask.decoding.reading import Ask, Prediction, answer
+from unmask.decoding.reading import Ask, Prediction
+from unmask.decoding.running import answer
 
 if TYPE_CHECKING:
     from unmask.models.model import Model

@@ -22,7 +22,7 @@ from unmask import __version__
 from unmask.decoding.algorithm import Strategy, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method
-from unmask.decoding.reading import run
+from unmask.decoding.running import run
 from unmask.errors import UserError, whole
 from unmask.evaluation.recipe import for_task, frequency_hash
 from unmask.generation import Decoding, generations, partition

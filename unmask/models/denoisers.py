@@ -200,7 +200,7 @@ class _Guiding:
         return canvas.fixed
 
     def parts(self, ask: Ask) -> list[tuple[Denoiser, Ask]]:
-        """The two forwards, which are one where the sessions keep nothing: see `reading.forward`."""
+        """The two forwards, which are one where the sessions keep nothing: see `running.forward`."""
         canvas, mask = ask.canvas, ask.canvas.vocab.mask_id
         blind = canvas.with_response(canvas.response.masked_fill(self.given(canvas), mask))
         blind.ids[:, : canvas.start] = mask

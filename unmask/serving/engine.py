@@ -20,9 +20,9 @@ from torch import Tensor
 from unmask.decoding import settings
 from unmask.decoding.algorithm import Decoded, Strategy, decode
 from unmask.decoding.canvas import Canvas
-from unmask.decoding.reading import forward
 from unmask.decoding.rules.selection import Quota, tied
 from unmask.decoding.rules.tokens import Argmax
+from unmask.decoding.running import forward
 from unmask.decoding.step import Step
 from unmask.errors import TooLong
 from unmask.generation import Decoding, Generation, Prompt, encode_prompts, open_canvas, read_canvas, response_length

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask.decoding.algorithm import Strategy, Watch, decode
 from unmask.decoding.canvas import Canvas, Vocab
 from unmask.decoding.methods import METHODS
-from unmask.decoding.reading import answer
+from unmask.decoding.running import answer
 from unmask.models.denoisers import Plain
 from unmask.models.llada import LLaDAConfig, LLaDAModelLM
 from unmask.tables import markdown

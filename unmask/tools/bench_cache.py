@@ -16,9 +16,9 @@ import torch
 from unmask.decoding.algorithm import Strategy, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import METHODS
-from unmask.decoding.reading import run
 from unmask.decoding.rules.schedules import Fixed
 from unmask.decoding.rules.selection import Quota
+from unmask.decoding.running import run
 from unmask.evaluation.recipe import for_task
 from unmask.generation import Decoding, Generation, generations
 from unmask.models.denoisers import chain
