@@ -244,6 +244,7 @@ def test_rows_that_are_done_are_not_run_again(request, name, monkeypatch):
 
 def test_forward_memory_does_not_grow_with_rows_times_slots_times_vocabulary(llada):
     """The first step asks about every slot; the logits alive at once stay within the chunk."""
+    import unmask.decoding.running as running
 
     model, alive = unmask.load(llada), []
     head = model.module.head
