@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import ExitStack, closing
 
-from unmask.cli.options import MODEL, SETTINGS, command, load, methods_of, option, settings
+from unmask.cli.options import MODEL, SETTINGS, command, load, loading, methods_of, option, settings, tuned_for
 from unmask.errors import UserError, finite, whole
 from unmask.files import read_text
 
@@ -17,6 +18,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
     """
   unmask serve                                           the bundled model, on http://127.0.0.1:8000
   unmask serve --model GSAI-ML/LLaDA-8B-Instruct --method sacm --set kappa=12 --port 9000
+  unmask serve --replicas 2                              two engines behind one address
   UNMASK_API_KEY=... unmask serve --host 0.0.0.0 --allow-host llm.example.org --cors https://app.example.org
 
   curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
@@ -30,7 +32,10 @@ docs/serve.md lists every field""",
     option("--methods", default="", metavar="A,B",
            help="methods of your own that requests may name: FILE.py:NAME, entry points"),
     SETTINGS,
-    option("--batch", type=int, default=16, metavar="N", help="rows of a forward (default: 16)"),
+    option("--replicas", type=int, default=1, metavar="N",
+           help="run N replicas of the model on Ray, each with its own GPU or CPU thread (default: 1, in this process)"),
+    option("--ray-address", metavar="HOST:PORT", help='where: a running Ray cluster, "auto" for the local one (default: start one)'),
+    option("--batch", type=int, default=16, metavar="N", help="rows of a forward, for each replica (default: 16)"),
     option("--tokens", type=int, default=16_384, metavar="N", help="rows x widest row of a forward (default: 16384)"),
     option("--queue", type=int, default=64, metavar="N", help="requests that may wait; the next gets 429 (default: 64)"),
     option("--timeout", type=float, default=600, metavar="S", help="seconds a request may take, waiting included (default: 600)"),
@@ -56,6 +61,8 @@ def serve(args: argparse.Namespace) -> None:
     for name in ("queue", "max_settings", "port"):
         whole(f"--{name.replace('_', '-')}", getattr(args, name), 0)
     finite("--timeout", args.timeout), finite("--drain", args.drain), finite("--port", args.port, 0, 65535)
+    if whole("--replicas", args.replicas, 1) == 1 and args.ray_address:
+        raise UserError("--ray-address says where the replicas are; say how many with --replicas N, 2 or more")
     key = (read_text(args.api_key_file) if args.api_key_file else os.environ.get("UNMASK_API_KEY", "")).strip() or None
     if args.api_key_file and not key:
         raise UserError(f"{args.api_key_file} is empty: it should hold the API key")
@@ -64,8 +71,9 @@ def serve(args: argparse.Namespace) -> None:
     try:
         from unmask.serving import server
         from unmask.serving.api import Defaults
-        from unmask.serving.engine import Limits
+        from unmask.serving.engine import Engine, Limits
         from unmask.serving.guard import Access
+        from unmask.serving.replicas import replicas
     except ImportError as error:
         raise UserError(f'serving needs {error.name}: pip install "unmask[serve]"') from None
     from unmask.decoding.methods import METHODS, strategies
@@ -75,14 +83,19 @@ def serve(args: argparse.Namespace) -> None:
     wanted = settings(args)
     strategies({name: given[name]}, wanted)  # a setting that it does not have is refused here
     bound = server.listening(args.host, args.port)
-    try:
-        model = load(args)
+    limits = Limits(
+        args.batch, args.tokens, args.queue, args.timeout, args.max_prompt, args.max_length, args.max_forwards
+    )
+    with closing(bound), ExitStack() as stack:
+        if args.replicas > 1:
+            port = str(bound.getsockname()[1])
+            engine: Engine = stack.enter_context(replicas(loading(args), args.replicas, args.ray_address, limits, port))
+            tuned_for(engine.model, args)
+        else:
+            engine = Engine(load(args), limits)
         server.serve(
-            model, bound,
-            limits=Limits(args.batch, args.tokens, args.queue, args.timeout, args.max_prompt, args.max_length, args.max_forwards),
+            engine, bound,
             defaults=Defaults(name, own, wanted, min(args.max_n, args.batch), args.max_streams, args.max_settings),
             access=Access(key, server.allowed(args.host, args.allow_host), tuple(args.cors), args.max_body, log_prompts=args.log_prompts),
             drain=args.drain, say=lambda line: print(line, flush=True),
         )  # fmt: skip
-    finally:
-        bound.close()

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unmask import __version__
 from unmask.errors import UserError
@@ -29,6 +29,9 @@ from unmask.evaluation.store import Example
 from unmask.models.loading import BUNDLED, load
 from unmask.models.model import Model
 from unmask.plugins import FILES
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOST = 3  # how many workers one batch, or loading, may kill before the run stops
 PATIENCE = 60  # seconds without a worker before the user is told what we are waiting for
@@ -107,29 +110,29 @@ def fingerprint(model: Model) -> dict[str, str]:
     return {"weights hash": model.weights_hash, "unmask version": __version__}
 
 
-class Workers:
-    """`loading` are the arguments of `unmask.load`. A CPU worker has `threads`, else OMP_NUM_THREADS, else 1, so that results do
-    not depend on how many workers there are; if there are GPUs, each worker has one of its own."""
+class Cluster:
+    """Places for `count` replicas of a model on Ray, here or at `address`; `loading` are the arguments of `unmask.load`, `model` is
+    its outline. On CPUs a replica has `threads`, else OMP_NUM_THREADS, else 1, so that results do not depend on how many there
+    are; if there are GPUs, each has one of its own. `flag` is how the user asked for them."""
 
-    def __init__(self, loading: Mapping[str, Any], count: int, address: str | None = None, threads: int | None = None):
+    def __init__(
+        self, loading: Mapping[str, Any], count: int, address: str | None = None, threads: int | None = None, flag: str = "--workers"
+    ):  # fmt: skip
+        one = flag.strip("-").removesuffix("s")
         if count < 1:
-            raise UserError(f"--workers is at least 1, not {count}")
+            raise UserError(f"{flag} is at least 1, not {count}")
         if loading.get("device_map"):
             raise UserError(
-                "--device-map spreads one model over devices and --workers puts one on each: give one of them"
+                f"--device-map spreads one model over devices and {flag} puts one on each: give one of them"
             )
         if ":" in str(loading.get("device") or ""):
-            raise UserError(
-                f"each worker has a device of its own: --device cuda with --workers, not {loading['device']}"
-            )
-        self.count, self.address = count, address
+            raise UserError(f"each {one} has a device of its own: --device cuda with {flag}, not {loading['device']}")
+        self.count, self.address, self.flag = count, address, flag
         self.loading = {**loading, **{key: _anywhere(loading.get(key)) for key in ("name", "adapter", "frequencies")}}
         self.threads = threads or int((os.environ.get("OMP_NUM_THREADS") or "1").split(",")[0])
         self.name = str(loading["name"])  # as it was typed: it is part of a run's recipe
-        self.idle: list[Any] = []
-        self.busy: dict[Any, tuple[Any, Batch | str]] = {}  # a promise -> who gave it, and for what
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         self.ray = ray()
         self.owner = not self.ray.is_initialized()
         if self.owner or self.address:
@@ -137,17 +140,12 @@ class Workers:
         try:
             self._place()
             self.model = replace(outline(self.loading), name=self.name)
-            for _ in range(self.count):
-                self._start()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in [*self.idle, *(worker for worker, _ in self.busy.values())]:
-            self.ray.kill(worker)
-        self.idle, self.busy = [], {}
         if self.owner:
             self.ray.shutdown()
 
@@ -160,8 +158,34 @@ class Workers:
         for name, need in (("CPU", self.threads), ("GPU", self.needs["num_gpus"])):
             if (have := int(held.get(name, 0))) < need * self.count:
                 raise UserError(
-                    f"the cluster has {have} {name}s: enough for --workers {have // need}, not {self.count}"
+                    f"the cluster has {have} {name}s: enough for {self.flag} {have // need}, not {self.count}"
                 )
+
+    def carry(self) -> None:
+        """What came from FILE.py travels by value from here on: another machine may not have the file."""
+        for name in FILES:
+            self.ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+class Workers(Cluster):
+    """A pool of `count` workers, for `evaluate`."""
+
+    def __init__(self, loading: Mapping[str, Any], count: int, address: str | None = None, threads: int | None = None):
+        super().__init__(loading, count, address, threads)
+        self.idle: list[Any] = []
+        self.busy: dict[Any, tuple[Any, Batch | str]] = {}  # a promise -> who gave it, and for what
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for _ in range(self.count):
+            self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in [*self.idle, *(worker for worker, _ in self.busy.values())]:
+            self.ray.kill(worker)
+        self.idle, self.busy = [], {}
+        super().__exit__()
 
     def _start(self) -> None:
         worker = self.ray.remote(**self.needs)(Worker).remote()
@@ -181,8 +205,7 @@ class Workers:
         """The examples of each batch, as they are done. Whoever is idle takes the next; what a dead worker had is done again."""
         from ray.exceptions import RayError, RayTaskError
 
-        for name in FILES:  # what came from FILE.py travels with the batches: another machine may not have the file
-            self.ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+        self.carry()
         again: list[Batch] = []
         done: list[list[Example]] = []
         left = iter(batches)

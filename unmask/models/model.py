@@ -40,7 +40,10 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        device = next(self.module.parameters()).device
+        return (
+            torch.device("cpu") if device.type == "meta" else device
+        )  # an outline has no weights, but its canvases are real
 
     @property
     def context(self) -> int | None:

@@ -59,6 +59,9 @@ class Refused(Exception):
         return self.message
 
 
+STOPPED = Refused(503, "the server was stopped", "server_error", code="shutting_down")
+
+
 @dataclass(frozen=True)
 class Request:
     """What one client asks for: `decoding.samples` rows, drawn with seed, seed + 1, ..."""
@@ -196,6 +199,11 @@ class Engine:
             self.wake.notify()
 
     @property
+    def overdue(self) -> Refused:
+        said = f"the request took longer than {self.limits.timeout:g} s"
+        return Refused(504, said, "timeout_error", code="timeout")
+
+    @property
     def idle(self) -> bool:
         return not self.waiting and not self.flights
 
@@ -221,7 +229,7 @@ class Engine:
                     break
                 self.round()
         left = [*self.waiting, *(job for flight in self.flights for job in flight.jobs)]
-        self._end(left, Refused(503, "the server was stopped", "server_error", code="shutting_down"))
+        self._end(left, STOPPED)
         self.waiting.clear()
         self.flights.clear()
 
@@ -245,7 +253,7 @@ class Engine:
     def _drop(self) -> None:
         """Clients that are gone, and requests whose time is up."""
         late = time.monotonic() - self.limits.timeout
-        over = Refused(504, f"the request took longer than {self.limits.timeout:g} s", "timeout_error", code="timeout")
+        over = self.overdue
         with self.wake:
             for job in [job for job in self.waiting if job.gone or job.arrived < late]:
                 self.waiting.remove(job)
@@ -275,13 +283,16 @@ class Engine:
                     break
                 new.append(self.waiting.popleft())
         for job in new:
-            job.begun = time.monotonic()
-            self.observe("waited", job.begun - job.arrived)
+            self._begin(job)
         groups: dict[Any, list[Job]] = {}
         for job in new:
             groups.setdefault(job.like or job, []).append(job)
         for jobs in groups.values():
             self._open(jobs)
+
+    def _begin(self, job: Job) -> None:
+        job.begun = time.monotonic()
+        self.observe("waited", job.begun - job.arrived)
 
     def _open(self, jobs: list[Job]) -> None:
         try:

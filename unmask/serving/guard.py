@@ -59,7 +59,7 @@ def headers_of(refused: Refused) -> dict[str, str]:
     extra = {429: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}.get(refused.status, {})
     if refused.status == 503:
         extra = {"retry-after": "5"}
-    if refused.status in (500, 504):
+    if refused.status in (500, 504) or refused.code == "replicas_lost":
         extra = {"x-should-retry": "false"}  # OpenAI's client would ask for the same work again
     return extra
 

@@ -21,6 +21,7 @@ class Metrics:
             "requests": Counter("unmask_requests", "requests answered", registry=registry),
             "refused": Counter("unmask_refused", "requests refused or failed", registry=registry),
             "cancelled": Counter("unmask_cancelled", "requests whose client was gone before the end", registry=registry),
+            "again": Counter("unmask_asked_again", "times a replica died and its request was asked of another", registry=registry),
             "round": Histogram("unmask_round_seconds", "one step of everyone", buckets=TIMES, registry=registry),
             "waited": Histogram("unmask_waiting_seconds", "from arrival to the first forward", buckets=TIMES, registry=registry),
             "first": Histogram("unmask_first_text_seconds", "from arrival to the first settled text", buckets=TIMES, registry=registry),

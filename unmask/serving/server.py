@@ -14,7 +14,7 @@ import uvicorn
 
 from unmask.errors import UserError
 from unmask.serving.api import API, Defaults, application
-from unmask.serving.engine import Engine, Limits
+from unmask.serving.engine import Engine
 from unmask.serving.guard import LOCAL, Access
 from unmask.serving.metrics import Metrics
 
@@ -79,16 +79,15 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    model: Any, bound: socket.socket, *, limits: Limits, defaults: Defaults, access: Access,
+    engine: Engine, bound: socket.socket, *, defaults: Defaults, access: Access,
     drain: float = 30.0, say: Callable[[str], Any] = print,
 ) -> None:  # fmt: skip
-    """Serve the model on a bound socket until a signal ends it. Its address is the first thing it says."""
+    """Serve the engine's model on a bound socket until a signal ends it. Its address is the first thing it says."""
     warnings.simplefilter("ignore")  # what a request's settings make a method say is no news to the operator
-    metrics = Metrics()
-    engine = Engine(model, limits, metrics)
+    engine.observe = metrics = Metrics()
     config = uvicorn.Config(
         application(API(engine, defaults, access, metrics)), log_config=None, access_log=False, server_header=False, date_header=False,
-        lifespan="off", timeout_keep_alive=30, timeout_graceful_shutdown=5, backlog=1024, ws="none",
+        http="h11", lifespan="off", timeout_keep_alive=30, timeout_graceful_shutdown=5, backlog=1024, ws="none",
     )  # fmt: skip
     engine.thread.start()
     server = Server(config, engine, drain, lambda: say(address(bound)))

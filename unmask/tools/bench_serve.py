@@ -1,9 +1,11 @@
-"""How well serving works, as ratios within one run: two servers of the bundled model, `--batch 16` and `--batch 1`, asked in turn."""
+"""How well serving works, as ratios within one run: two servers of the bundled model, `--batch 16` and `--batch 1`, asked in turn;
+then two more, one thread for each engine, with two replicas and with one."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,14 +25,16 @@ AIMS = {
     "throughput": "tokens/s, --batch 16 over --batch 1|>= 1.5", "short": "a short request behind eight long ones, --batch 16 over 1|<= 0.2",
     "tail": "64 clients: p99 / median|<= 3", "memory": "peak above the weights, 64 clients / 16|<= 1.2",
     "http": "one request, HTTP / generate|<= 1.15", "trace": "one stream, with trace / without|<= 1.15",
+    "replicas": "tokens/s, 2 replicas over 1, one thread each|>= 1.4",
 }  # fmt: skip
 
 
 @contextmanager
-def server(*options: str) -> Iterator[tuple[str, int]]:
+def server(*options: str, threads: int | None = None) -> Iterator[tuple[str, int]]:
     """Its host:port, and its process id."""
+    env = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     command = [sys.executable, "-m", "unmask", "serve", "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
     try:
         line = process.stdout.readline().strip() if process.stdout else ""
         if not line:
@@ -129,11 +133,28 @@ def bench(rounds: int = 3, length: int = 64) -> dict[str, Any]:
             found["tail"].append(took[int(0.99 * (len(took) - 1))] / median(took))
             if before and peaks[0] > before:
                 found["memory"].append((peaks[1] - before) / (peaks[0] - before))
+    found["replicas"] = replicas(rounds, length)
     return {
         "rounds": rounds,
         "length": length,
         **{name: median(values) if values else None for name, values in found.items()},
     }
+
+
+def replicas(rounds: int, length: int) -> list[float]:
+    """Tokens per second of two replicas over those of one, 64 clients each; nothing without Ray Serve or a second core."""
+    try:
+        from ray import serve  # noqa: F401
+    except ImportError:
+        return []
+    if (os.cpu_count() or 1) < 2:
+        return []
+    with ExitStack() as stack:
+        two, _ = stack.enter_context(server("--replicas", "2", threads=1))
+        one, _ = stack.enter_context(server(threads=1))
+        for where in (two, one):
+            crowd(where, 4, 1, length=length)
+        return [crowd(two, 64, 2, length=length)[0] / crowd(one, 64, 2, length=length)[0] for _ in range(rounds)]
 
 
 def table(record: dict[str, Any]) -> str:
