@@ -289,6 +289,13 @@ def test_errors_are_the_fronts_and_come_before_any_waiting(url):
     assert fetched(f"{url}/health")[0] == fetched(f"{url}/ready")[0] == 200
 
 
+def test_the_playground_is_the_fronts(url):
+    """It needs no weights: the page, the methods, and the curve as the tokenizer places the anchor."""
+    assert fetched(url)[0] == 200 and len(fetched(f"{url}/v1/unmask")[1]["examples"]) == 96
+    told = post(f"{url}/v1/unmask/weight", {"unmask": {"method": "sacm"}})[1]
+    assert told["anchors"] == [76, 77, 78] and len(told["weight"]) == 96 and max(told["weight"]) == 1
+
+
 def test_a_client_that_is_gone_frees_its_replica(url):
     import http.client
 
