@@ -87,7 +87,8 @@ def serve(
     engine.observe = metrics = Metrics()
     config = uvicorn.Config(
         application(API(engine, defaults, access, metrics)), log_config=None, access_log=False, server_header=False, date_header=False,
-        http="h11", lifespan="off", timeout_keep_alive=30, timeout_graceful_shutdown=5, backlog=1024, ws="none",
+        http="h11",  # always the same parser: uvicorn would take another where one is installed, as Ray Serve's extra does
+        lifespan="off", timeout_keep_alive=30, timeout_graceful_shutdown=5, backlog=1024, ws="none",
     )  # fmt: skip
     engine.thread.start()
     server = Server(config, engine, drain, lambda: say(address(bound)))
