@@ -239,7 +239,13 @@ def front_blocks(e: Front, cells: Sequence[Cell], book: Book) -> list[Block]:
     blocks: list[Block] = [("table", ordered(found, columns))]
     if not e.apart:
         blocks.append(("figure", (f"{e.name}.png", [point for point, _ in front_page.points(cells, book)])))
-    return [*blocks, ("p", sentence(e.claims, cells, book))] if e.claims else blocks
+    return [*blocks, *verdicts(e, cells, book)]
+
+
+def verdicts(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
+    """What held of its claims; nothing where it has none, or none could be decided on."""
+    words = sentence(e.claims, cells, book).strip(". ")
+    return [("p", f"{words}.")] if words else []
 
 
 def ordered(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -322,7 +328,7 @@ def section(e: Experiment, cells: Sequence[Cell], book: Book) -> list[Block]:
         ]
         found.append(("table", rows) if rows else ("p", "not run here"))
     if any(book.record(cell.run) for cell in cells):
-        found.append(("p", sentence(e.claims, cells, book)))
+        found += verdicts(e, cells, book)
     return found
 
 
