@@ -21,10 +21,10 @@ METHODS = ("top-probability", "suffix-anchor", "sacm")
 FIGURES = {
     "failure-modes": ["figure", "failure-modes", "--task", TASK, "--split", "tuning", "--rows", ROW],
     "progress": ["figure", "progress", "--task", TASK, "--split", "tuning", "--rows", ROW],
-    "effects": ["figure", "effects", "--task", "stories", "--limit", "48"],
-    "parallelism": ["figure", "parallelism", "--task", "stories", "--limit", "48"],
-    "sensitivity": ["figure", "sensitivity", "--task", "stories", "--limit", "48"],
-    "anchors": ["figure", "anchors", "--task", "stories", "--limit", "48"],
+    "effects": ["figure", "effects", "--task", "stories", "--split", "tuning", "--limit", "48"],
+    "parallelism": ["figure", "parallelism", "--task", "stories", "--split", "tuning", "--limit", "48"],
+    "sensitivity": ["figure", "sensitivity", "--task", "stories", "--split", "tuning", "--limit", "48"],
+    "anchors": ["figure", "anchors", "--task", "stories", "--split", "tuning", "--limit", "48"],
 }
 # name: width, height, colour scheme, how far along, and whether a token is pointed at
 PAGES = {
