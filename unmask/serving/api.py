@@ -80,15 +80,6 @@ class API:
         n, wanted = body.n or 1, dict(more.settings) if more else {}
         if n > self.defaults.n:
             raise Refused(400, f"n is at most {self.defaults.n}, not {n}", param="n")
-        if len(wanted) > self.defaults.max_settings:
-            raise Refused(
-                400,
-                f"there are {len(wanted)} settings; at most {self.defaults.max_settings} are taken",
-                param="unmask.settings",
-            )
-        for name, value in wanted.items():
-            if isinstance(value, (int, float)) and not -LARGEST <= value <= LARGEST:
-                raise Refused(400, f"{name[:40]} is a number from -1e9 to 1e9", param=f"unmask.settings.{name[:40]}")
         if more and more.trace and not body.stream:
             raise Refused(400, "a trace comes step by step: it needs stream", param="unmask.trace")
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
@@ -99,12 +90,7 @@ class API:
             "infill": more.infill if more else None,
         }  # fmt: skip
         name = (more.method if more else None) or self.defaults.name
-        try:
-            strategy = self.defaults.strategy(name, wanted)
-        except UserError as wrong:
-            raise Refused(
-                400, str(wrong), param="unmask.settings" if "no method" not in str(wrong) else "unmask.method"
-            ) from None
+        strategy = self.wanted(name, wanted)
         prompt, special = self.conversation(body, common) if isinstance(body, Chat) else self.text(body, common)
         how = Decoding(**common)
         strategy = strategy_for(model, strategy, how)
@@ -119,6 +105,25 @@ class API:
             id=about["id"],
             **special,
         )
+
+    def wanted(self, name: str | None, wanted: Mapping[str, Any]) -> Strategy:
+        """The method with a client's settings, which are bounded before they are tried."""
+        if len(wanted) > self.defaults.max_settings:
+            raise Refused(
+                400,
+                f"there are {len(wanted)} settings; at most {self.defaults.max_settings} are taken",
+                param="unmask.settings",
+            )
+        for setting, value in wanted.items():
+            if isinstance(value, (int, float)) and not -LARGEST <= value <= LARGEST:
+                said = f"{setting[:40]} is a number from -1e9 to 1e9"
+                raise Refused(400, said, param=f"unmask.settings.{setting[:40]}")
+        try:
+            return self.defaults.strategy(name, wanted)
+        except UserError as wrong:
+            raise Refused(
+                400, str(wrong), param="unmask.settings" if "no method" not in str(wrong) else "unmask.method"
+            ) from None
 
     def conversation(self, body: Chat, common: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if body.max_completion_tokens is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
@@ -21,7 +23,7 @@ from unmask.decoding.methods import ABOUT, METHODS
 from unmask.errors import UserError
 from unmask.generation import Decoding, open_canvas, response_length
 from unmask.models.model import Model
-from unmask.serving.engine import Refused
+from unmask.serving.engine import Limits, Refused
 from unmask.serving.schema import Strict, Text, Unmask
 from unmask.tasks import bundled, find, toy
 from unmask.views import replay
@@ -68,12 +70,12 @@ def add(app: FastAPI, api: API) -> None:
     """The routes. The page and its files need no key; what they ask for does."""
     model, defaults = api.engine.model, api.defaults
 
-    async def prepared(work: Callable[[], Result]) -> Result:
-        """In the thread that owns the tokenizer; what cannot be done is a 400."""
+    async def prepared(work: Callable[[], Result], executor: Executor | None = api.preparing) -> Result:
+        """Off the event loop, by default in the thread that owns the tokenizer; what cannot be done is the client's to mend."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(api.preparing, work)
-        except UserError as wrong:
-            raise Refused(400, str(wrong), param="unmask.settings") from None
+            return await asyncio.get_running_loop().run_in_executor(executor, work)
+        except Exception as wrong:
+            raise api.refused(wrong, own=True) from None
 
     for path, (package, name, kind) in SITE.items():
         content = (files(package.rpartition(".")[0]) / package.rpartition(".")[2] / name).read_bytes()
@@ -86,8 +88,10 @@ def add(app: FastAPI, api: API) -> None:
 
     @app.get("/v1/unmask", include_in_schema=False)
     async def about_the_server() -> Any:
-        own = {**METHODS, **defaults.own}
-        rows = [_row(name, settings.applied(strategy, dict(defaults.settings))[0]) for name, strategy in own.items()]
+        rows = []
+        for name, strategy in {**METHODS, **defaults.own}.items():
+            with suppress(UserError):  # a method that the operator's settings do not fit: the API refuses it, too
+                rows.append(_row(name, settings.applied(strategy, dict(defaults.settings))[0]))
         return {
             "version": __version__, "model": model.name, "length": model.length, "most": api.engine.limits.length, "method": defaults.name,
             "families": FAMILIES, "methods": rows, "suggested": SUGGESTED[0],
@@ -97,7 +101,7 @@ def add(app: FastAPI, api: API) -> None:
     @app.post("/v1/unmask/weight", include_in_schema=False)
     async def weight(body: Weighed) -> Any:
         def work() -> dict[str, Any]:
-            strategy = defaults.strategy(body.unmask.method, body.unmask.settings)
+            strategy = api.wanted(body.unmask.method, body.unmask.settings)
             how = Decoding(length=body.max_tokens)
             if not 0 < response_length(model, how) <= api.engine.limits.length:
                 raise UserError(f"L is a number from 1 to {api.engine.limits.length}")
@@ -115,10 +119,24 @@ def add(app: FastAPI, api: API) -> None:
 
     @app.post("/v1/unmask/replay", include_in_schema=False)
     async def kept(body: dict[str, Any]) -> Any:
-        text = await prepared(lambda: replay.page(parsed(body, "the trace"), "unmask playground"))
+        def work() -> bytes:
+            given, limits = body.get("runs"), api.engine.limits
+            runs: list[Any] = given if isinstance(given, list) else []
+            if len(runs) > 3 or not all(small(run, limits) for run in runs):
+                raise UserError("the trace is damaged, or larger than what this server decodes")
+            return replay.page(parsed(body, "the trace"), "unmask playground").encode()
+
+        page = await prepared(work, None)  # it may take a while, and others have prompts to prepare
         return Response(
-            text, media_type="text/html", headers={"content-disposition": 'attachment; filename="replay.html"'}
+            page, media_type="text/html", headers={"content-disposition": 'attachment; filename="replay.html"'}
         )
+
+
+def small(run: Any, limits: Limits) -> bool:
+    """Is it no longer than what this server could have decoded?"""
+    if not isinstance(run, dict) or type(run.get("length")) is not int or not isinstance(run.get("steps"), list):
+        return False
+    return 0 < run["length"] <= limits.length and len(run["steps"]) <= limits.forwards
 
 
 def _row(name: str, strategy: Strategy) -> dict[str, Any]:
@@ -131,17 +149,31 @@ def _row(name: str, strategy: Strategy) -> dict[str, Any]:
 
 
 def _settings(strategy: Strategy) -> Iterator[dict[str, Any]]:
-    owners = (strategy, *settings.rules(strategy))
-    whole = {f.name for owner in owners for f in fields(owner) if str(f.type).startswith("int")}
-    for name, value, low, high in settings.offered(strategy):
-        bare = name.rpartition(".")[2]
-        slides = SLIDERS.get(bare) if isinstance(value, (int, float)) else None
-        yield {"name": name, "value": value, "low": low, "high": high, "slides": slides, "whole": bare in whole}  # fmt: skip
+    """Those that `settings.offered` lists, and those that are True, False or None."""
+    kinds = {f.name: str(f.type) for rule in (strategy, *settings.rules(strategy)) for f in fields(rule)}
+    known = {name: (value, low, high) for name, value, low, high in settings.offered(strategy)}
+    for rule in settings.rules(strategy):
+        for f in fields(rule):
+            value = getattr(rule, f.name)
+            if f.name not in known and (
+                isinstance(value, bool) or (value is None and kinds[f.name] in ("int | None", "float | None"))
+            ):
+                known[f.name] = value, None, None
+    for name, (value, low, high) in known.items():
+        kind = kinds.get(name.rpartition(".")[2], "")
+        slides = SLIDERS.get(name) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        slides = (
+            slides if slides and slides[0] <= value <= slides[1] and round(20 * value, 6) % 1 == 0 else None
+        )  # a slider goes by 0.05
+        yield {
+            "name": name, "value": value, "low": low, "high": high, "slides": slides, "whole": kind.startswith("int"),
+            "none": "None" in kind,
+        }  # fmt: skip
 
 
 def weights(model: Model, strategy: Strategy, how: Decoding) -> dict[str, Any]:
     """w_i of the method's modulation as this model's tokenizer places its anchor; empty where there is none."""
-    rule: Any = next((rule for rule in strategy.modifiers if hasattr(rule, "weight")), None)
+    rule: Any = next((rule for rule in strategy.modifiers if callable(getattr(rule, "weight", None))), None)
     canvas = open_canvas(model, [[model.vocab.pad_id]], strategy, how)
     settings.check(strategy, strategy.steps(canvas.length), canvas)
     anchors = [i for i, yes in enumerate(canvas.anchors[0].tolist()) if yes]

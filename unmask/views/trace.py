@@ -10,6 +10,7 @@ import gzip
 import html
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -160,7 +161,7 @@ class _Fold:
         self.state, self.guess, self.begun, self.told = list(self.start), [-1] * self.length, False, set[int]()
         self.late: list[int] = []  # reopened after the last iteration: the next one shows it
         given = [[i, n] for i, n in enumerate(self.start) if n != self.vocab.mask_id]
-        rule = next((rule for rule in strategy.modifiers if hasattr(rule, "weight")), None)
+        rule: Any = next((rule for rule in strategy.modifiers if callable(getattr(rule, "weight", None))), None)
         self.head = {
             "length": self.length, "mask_id": self.vocab.mask_id, "eot_ids": list(self.vocab.eot_ids), "scale": SCALE,
             "model": model.name, "recipe": repr(strategy), "given": given,
@@ -276,7 +277,7 @@ class Run:
 
     def final(self) -> Moment:
         """The finished canvas, as a moment that has nothing left to do."""
-        *_, last = self.moments()
+        (last,) = deque(self.moments(), maxlen=1)
         ids, when = list(last.ids), list(last.when)
         guess = dict(zip(last.slots, last.guess, strict=True))
         for slot in last.chosen:
@@ -383,7 +384,7 @@ def parsed(whole: Any, path: str | Path) -> list[Run]:
             if type(run.length) is not int or not 0 < run.length <= LONGEST:
                 raise UserError(f"{path} is damaged: a response of {run.length!r:.20} tokens")
             run.final()  # every slot is in range and every list as long as it should be, or this fails
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, ZeroDivisionError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(

@@ -6,11 +6,15 @@
   const { h } = UnmaskViewer;
   const $ = (id) => document.getElementById(id);
   const cards = [];
-  let server = null, key = "", viewer = null, example = null;
+  let server = null, key = "", viewer = null, example = null, rounds = 0, filling = 0;
 
   // ---------------------------------------------------------------- the server
 
   class Gone extends Error {} // nothing answers any more
+
+  // What the server said, and whether the same request may well succeed later.
+  const failed = (said, status = 0) => Object.assign(new Error(said?.message ?? `The server answered with ${status}.`),
+    { again: status >= 500 || status === 429 || ["server_error", "timeout_error", "rate_limit_error"].includes(said?.type) });
 
   async function call(path, body, signal) {
     const headers = { ...(body ? { "content-type": "application/json" } : {}), ...(key ? { authorization: `Bearer ${key}` } : {}) };
@@ -22,8 +26,7 @@
     }
     if (answer.status === 401) askForKey();
     if (!answer.ok) {
-      const said = await answer.json().catch(() => null);
-      throw new Error(said?.error?.message ?? `The server answered with ${answer.status}.`);
+      throw failed((await answer.json().catch(() => null))?.error, answer.status);
     }
     return answer;
   }
@@ -71,10 +74,11 @@
       this.first = h("div", { class: "pg-settings" });
       this.others = h("div", { class: "pg-settings" });
       this.more = h("details", {}, h("summary", {}, "More settings"), this.others);
-      this.wrong = h("p", { class: "pg-wrong", role: "alert" });
+      this.wrong = h("p", { class: "pg-wrong", role: "alert" }); // about its decode
+      this.unsound = h("p", { class: "pg-wrong", role: "alert" }); // about its settings
       this.again = h("button", { type: "button", hidden: true, onclick: () => decode(this) }, "Go on");
       this.element = h("section", { class: "pg-card", "aria-label": "A method" }, h("div", { class: "pg-line" }, this.select, this.stopper, this.remover),
-        this.words, this.first, this.curve, this.more, this.wrong, this.again);
+        this.words, this.first, this.curve, this.more, this.unsound, this.wrong, this.again);
       this.choose(name);
     }
 
@@ -92,14 +96,20 @@
       this.weigh();
     }
 
-    // A label and what sets it: a slider with a number beside it, a number, or text.
+    // A label and what sets it: a slider with a number beside it, a number, text, or a box to tick.
     row(setting) {
       const id = `s${Card.made = (Card.made ?? 0) + 1}`, { name, value, whole } = setting;
       const length = +$("L").value || server.length;
       const slides = name === "at" ? [-length, length - 1] : setting.slides;
       const text = typeof value === "string";
+      if (typeof value === "boolean") {
+        const box = h("input", { id, type: "checkbox", onchange: () => this.weigh() });
+        box.checked = value;
+        this.inputs.set(name, { setting, input: box });
+        return [h("label", { for: id }, name), h("span", { class: "pg-wide" }, box)];
+      }
       const input = h("input", { id, type: text ? "text" : "number", step: whole ? 1 : "any", class: slides ? null : "pg-wide", min: text ? null : setting.low, max: text ? null : setting.high,
-        placeholder: value == null ? "none" : null, oninput: () => { if (slider) slider.value = input.value; this.weigh(); } });
+        placeholder: text ? null : setting.none ? "none" : value, oninput: () => { if (slider) slider.value = input.value; this.weigh(); } });
       input.value = value ?? "";
       const slider = slides ? h("input", { type: "range", min: slides[0], max: slides[1], step: whole ? 1 : 0.05, "aria-label": `${name}, slider`,
         oninput: () => { input.value = slider.value; this.weigh(); } }) : null;
@@ -112,15 +122,22 @@
     get changed() {
       const found = {};
       for (const [name, { setting, input }] of this.inputs) {
-        const value = typeof setting.value === "string" ? input.value : input.value.trim() === "" ? null : Number(input.value);
-        if (value !== setting.value && !(value === null && setting.value !== null)) found[name] = value;
+        const value = typeof setting.value === "boolean" ? input.checked : typeof setting.value === "string" ? input.value
+          : input.value.trim() === "" ? (setting.none ? null : setting.value) : Number(input.value);
+        if (value !== setting.value) found[name] = value;
       }
       return found;
     }
 
+    get(name) {
+      const { input } = this.inputs.get(name);
+      return input.type === "checkbox" ? String(input.checked) : input.value;
+    }
+
     set(name, text) {
       const { input, slider } = this.inputs.get(name);
-      input.value = text;
+      if (input.type === "checkbox") input.checked = text === "true";
+      else input.value = text;
       if (slider) slider.value = text;
     }
 
@@ -139,11 +156,13 @@
       this.timer = setTimeout(async () => {
         this.weighing = new AbortController();
         try {
-          const answer = await call("/v1/unmask/weight", { unmask: this.asks, max_tokens: +$("L").value || null }, this.weighing.signal);
-          this.draw(await answer.json());
-          if (!this.abort) this.say("");
+          const answer = await call("/v1/unmask/weight", { unmask: this.asks, max_tokens: number("L") }, this.weighing.signal);
+          this.draw(this.weighed = await answer.json());
+          this.unsound.textContent = "";
         } catch (error) {
-          if (error.name !== "AbortError") this.say(error.message);
+          if (error.name === "AbortError") return;
+          this.unsound.textContent = error.message;
+          this.curve.hidden = true;
         }
       }, 60);
     }
@@ -207,6 +226,7 @@
   function counted() {
     $("add").disabled = cards.length >= MOST;
     for (const card of cards) card.remover.disabled = cards.length < 2;
+    busy();
   }
 
   // ---------------------------------------------------------------- decoding
@@ -216,26 +236,31 @@
   function body(card) {
     const wanted = { stream: true, messages: [{ role: "user", content: $("prompt").value }], seed: number("seed") ?? 0,
       unmask: { ...card.asks, steps: number("T"), cache: $("cache").value || null, trace: true } };
-    if (number("L")) wanted.max_tokens = number("L");
+    if (number("L") != null) wanted.max_tokens = number("L");
     if (number("temperature") != null) wanted.temperature = number("temperature");
     return wanted;
   }
 
   async function decodeAll() {
+    if ($("decode").disabled) return;
     if (!$("prompt").value.trim()) return say("Ask something first."), $("prompt").focus();
-    for (const card of cards) card.stop();
+    const bad = COMMON.find((id) => $(id).validity.badInput);
+    if (bad) return say(`${bad} is not a number.`), $(bad).focus();
+    const mine = ++rounds;
+    cards.forEach((card, i) => { card.stop(); card.at = i; });
     viewer?.destroy();
     viewer = UnmaskViewer.mount($("viewer"), { format: "unmask-trace", version: 1, runs: [] }, { live: true });
     const begun = performance.now();
     say("Decoding …");
-    const done = await Promise.all([...cards].map((card) => decode(card)));
+    const done = await Promise.all(cards.map((card) => decode(card)));
+    if (mine !== rounds) return;
     if (done.every(Boolean)) say(`Done in ${((performance.now() - begun) / 1000).toFixed(1)} s.`);
     else say("");
   }
 
   // One method's decode, shown as it goes; true if it came to its end.
   async function decode(card) {
-    const abort = (card.abort = new AbortController()), at = cards.indexOf(card);
+    const abort = (card.abort = new AbortController()), at = card.at;
     const run = (card.run = { steps: [], tokens: {}, prompt: $("prompt").value, method: card.label, model: server.model });
     const asked = example?.prompt === run.prompt ? example : null;
     if (asked) run.gold = asked.gold;
@@ -245,19 +270,21 @@
     try {
       const answer = await call("/v1/chat/completions", body(card), abort.signal);
       for await (const chunk of events(answer)) {
-        if (chunk.error) throw new Error(chunk.error.message);
+        if (chunk.error) throw failed(chunk.error);
         const piece = chunk.choices.length ? null : chunk.unmask;
         if (!piece || card.abort !== abort) continue;
         if (piece.end) delete piece.end.method;
         keep(run, piece);
         viewer.push(piece.run ? { ...piece, about: { method: run.method } } : piece, at);
       }
-      card.done = true;
-      if (asked) await graded(run, asked, at);
+      card.done = run.steps.length > 0;
+      if (asked) await graded(card, run, asked, abort).catch(() => {});
     } catch (error) {
+      const stopped = abort.signal.aborted;
+      abort.abort(); // whatever broke, nobody reads on
       if (card.abort === abort) {
-        viewer?.push({ about: { live: false, stopped: error.name === "AbortError" ? "stopped" : "broken off" } }, at);
-        if (error.name !== "AbortError") card.say(error.message, error instanceof Gone);
+        viewer?.push({ about: { live: false, stopped: stopped ? "stopped" : "broken off" } }, at);
+        if (!stopped) card.say(error.message, error instanceof Gone || error.again);
       }
     }
     if (card.abort === abort) card.abort = null;
@@ -272,14 +299,15 @@
     if (piece.step) run.steps.push(piece.step);
   }
 
-  async function graded(run, asked, at) {
-    const { correct } = await (await call("/v1/unmask/grade", { example: asked.id, text: run.text })).json();
+  async function graded(card, run, asked, abort) {
+    const { correct } = await (await call("/v1/unmask/grade", { example: asked.id, text: run.text }, abort.signal)).json();
     run.correct = correct;
-    viewer.push({ about: { correct } }, at);
+    if (card.abort === abort) viewer.push({ about: { correct } }, card.at);
   }
 
   function busy() {
     const live = cards.filter((card) => card.abort);
+    if (!live.length && [$("stop"), ...cards.map((card) => card.stopper)].includes(document.activeElement)) $("decode").focus();
     for (const card of cards) card.stopper.disabled = !card.abort;
     $("stop").disabled = !live.length;
     $("download").disabled = !cards.some((card) => card.done);
@@ -308,7 +336,7 @@
     for (const id of COMMON) if ($(id).value !== "") words.set(id, $(id).value);
     cards.forEach((card, i) => {
       words.set(`m${i + 1}`, card.method.name);
-      for (const [name, value] of Object.entries(card.changed)) words.set(`m${i + 1}.${name}`, value);
+      for (const [name, value] of Object.entries(card.changed)) words.set(`m${i + 1}.${name}`, value ?? "");
     });
     return words;
   }
@@ -325,48 +353,68 @@
 
   // Fill the form from a link; what it asks for in vain is said, and the rest is used. Nothing is decoded before a click.
   async function opened() {
-    const words = new URLSearchParams(location.hash.slice(1)), wrong = [];
-    for (const card of cards.splice(0)) { card.stop(); card.element.remove(); }
-    choose(words.has("prompt") ? null : server.examples.find((one) => one.id === server.example));
-    if (words.has("prompt")) $("prompt").value = words.get("prompt");
-    example = server.examples.find((one) => one.prompt === $("prompt").value) ?? example;
-    for (const id of COMMON) {
-      if (!words.has(id)) continue;
-      $(id).value = words.get(id);
-      if ($(id).value !== words.get(id) || !$(id).checkValidity()) { wrong.push(`${id} ${words.get(id)}`); $(id).value = $(id).defaultValue ?? ""; }
-    }
-    for (const word of words.keys()) if (!["prompt", ...COMMON].includes(word) && !/^m[1-3](\..+)?$/.test(word)) wrong.push(word);
-    for (let i = 1; i <= MOST; i++) {
-      const name = words.get(`m${i}`);
-      const method = server.methods.find((one) => one.name === name && one.live);
-      if (name != null && !method) wrong.push(`the method ${name}`);
-      if (!method) continue;
-      const card = add(name);
-      for (const [word, value] of words) {
-        const setting = word.startsWith(`m${i}.`) ? word.slice(3) : null;
-        if (setting && !(card.inputs.has(setting) && await suits(card, setting, value))) wrong.push(`${setting} ${value} of ${name}`);
-      }
-    }
-    if (!cards.length) (example?.methods ?? server.suggested).filter((name) => server.methods.some((one) => one.name === name)).forEach(add);
+    const mine = ++filling, words = new URLSearchParams(location.hash.slice(1)), wrong = [];
+    $("decode").disabled = true; // until the server has said what it takes
     viewer?.destroy();
     viewer = null;
-    busy();
-    say(wrong.length ? `This link asks for what is not here: ${wrong.join("; ")}. The rest is filled in.` : "");
+    for (const card of cards.splice(0)) { card.stop(); card.element.remove(); }
+    choose(server.examples.find((one) => (words.has("prompt") ? one.prompt === words.get("prompt") : one.id === server.example)));
+    if (words.has("prompt")) $("prompt").value = words.get("prompt");
+    for (const id of COMMON) {
+      const given = words.get(id), plain = $(id).defaultValue ?? "";
+      $(id).value = given ?? plain;
+      if (given != null && ($(id).value !== given || !$(id).checkValidity())) { wrong.push(`${id} ${given}`); $(id).value = plain; }
+    }
+    for (const word of words.keys()) {
+      const [slot] = word.split(".");
+      if (!["prompt", ...COMMON].includes(word) && !(/^m[1-3]$/.test(slot) && words.has(slot))) wrong.push(word);
+    }
+    try {
+      for (let i = 1; i <= MOST; i++) {
+        const name = words.get(`m${i}`);
+        const method = server.methods.find((one) => one.name === name && one.live);
+        if (name != null && !method) wrong.push(`the method ${name}`);
+        if (!method) continue;
+        const card = add(name);
+        let left = [...words].filter(([word]) => word.startsWith(`m${i}.`)).map(([word, value]) => [word.slice(3), value]);
+        for (let before = -1; left.length && left.length !== before;) { // again and again, as one may make room for another
+          before = left.length;
+          const refused = [];
+          for (const one of left) if (!(await suits(card, ...one))) refused.push(one);
+          if (mine !== filling) return;
+          left = refused;
+        }
+        wrong.push(...left.map(([setting, value]) => `${setting} ${value} of ${name}`));
+      }
+      say(wrong.length ? `This link asks for what is not here: ${wrong.join("; ")}. The rest is filled in.` : "");
+    } catch (error) {
+      if (mine === filling) say(error.message);
+    } finally {
+      if (mine === filling) {
+        const here = (name) => server.methods.some((one) => one.name === name && one.live);
+        if (!cards.length) (example?.methods ?? server.suggested).filter(here).forEach(add);
+        $("decode").disabled = false;
+        counted();
+      }
+    }
   }
 
-  async function suits(card, name, value) { // would the server take it? then it is set
-    const { setting } = card.inputs.get(name), before = setting.value;
-    const given = typeof before === "string" ? value : Number(value);
+  async function suits(card, name, value) { // would the server take it beside the others? then it is set
+    if (!card.inputs.has(name)) return false;
+    const before = card.get(name);
+    card.set(name, value);
     try {
-      if (Number.isNaN(given)) return false;
-      await call("/v1/unmask/weight", { unmask: { method: card.method.name, settings: { [name]: given } }, max_tokens: number("L") });
+      if (card.get(name) === value) { // the input holds it as it stands
+        await call("/v1/unmask/weight", { unmask: card.asks, max_tokens: number("L") });
+        card.weigh();
+        return true;
+      }
     } catch (error) {
       if (error instanceof Gone) throw error;
-      return false;
     }
-    card.set(name, value);
+    card.set(name, before);
     card.weigh();
-    return true;
+    return false;
   }
 
   // ---------------------------------------------------------------- the form
@@ -379,6 +427,7 @@
   }
 
   async function start() {
+    const first = !server;
     try {
       server = await (await call("/v1/unmask")).json();
     } catch (error) {
@@ -386,6 +435,7 @@
       return;
     }
     $("keyform").hidden = true;
+    if (!first) return cards.forEach((card) => card.weigh()); // another key; the form stays as it is
     $("model").textContent = `Watch ${server.model} fill in its answer, ${MOST} methods at a time.`;
     $("L").value = $("L").defaultValue = server.length;
     $("L").max = server.most;
@@ -415,20 +465,23 @@
   });
   $("L").addEventListener("change", () => cards.forEach((card) => {
     const at = card.inputs.get("at");
-    if (at?.slider) Object.assign(at.slider, { min: -$("L").value, max: $("L").value - 1, value: at.input.value });
+    const length = +$("L").value || server.length;
+    if (at?.slider) Object.assign(at.slider, { min: -length, max: length - 1, value: at.input.value });
     card.weigh();
   }));
   $("stop").addEventListener("click", () => cards.forEach((card) => card.stop()));
   $("add").addEventListener("click", () => {
     const used = cards.map((card) => card.method.name);
-    const next = [server.method, ...server.suggested, "sacm-support"].find((name) => !used.includes(name) && server.methods.some((one) => one.name === name));
-    add(next ?? server.method).select.focus();
+    const live = server.methods.filter((one) => one.live).map((one) => one.name);
+    const next = [server.method, ...server.suggested, "sacm-support", ...live].find((name) => !used.includes(name) && live.includes(name));
+    add(next).select.focus();
   });
   $("share").addEventListener("click", share);
   $("download").addEventListener("click", download);
-  $("keyform").addEventListener("submit", (event) => { event.preventDefault(); key = $("key").value.trim(); start(); });
+  $("keyform").addEventListener("submit", (event) => { event.preventDefault(); key = $("key").value.trim().replace(/[^\x20-\x7e]/g, "?"); start(); });
   globalThis.addEventListener("hashchange", () => server && opened());
-  globalThis.addEventListener("resize", () => cards.forEach((card) => card.weigh()));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => cards.forEach((card) => card.weigh()));
+  const redraw = () => cards.forEach((card) => card.weighed && card.draw(card.weighed));
+  globalThis.addEventListener("resize", redraw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   start();
 })();

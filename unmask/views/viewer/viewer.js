@@ -145,7 +145,7 @@ globalThis.UnmaskViewer = (() => {
       this.facts.textContent = `∅ ${(100 * run.eot).toFixed(0)} % · ${run.N} steps · ${(run.ms / 1000).toFixed(run.ms < 9950 ? 2 : 0)} s`;
       if (run.live) this.text.replaceChildren(h("em", {}, "still being decoded"));
       else if ((run.text ?? "").trim()) this.text.textContent = run.text;
-      else this.text.replaceChildren(h("em", {}, "(empty)"));
+      else this.text.replaceChildren(h("em", {}, run.stopped ?? "(empty)"));
       if (this.ends !== ends) { // darker is later
         this.ends = ends;
         this.colours = Array.from({ length: ends + 1 }, (_, t) => shade(ends > 1 ? (t - 1) / (ends - 1) : 0));
@@ -190,14 +190,14 @@ globalThis.UnmaskViewer = (() => {
       this.draw();
     }
 
-    activate(slot) {
+    activate(slot, scroll = true) {
       this.boxes[this.active]?.classList.remove("um-active");
       this.active = slot;
       const box = this.boxes[slot];
       box.classList.add("um-active");
       box.setAttribute("aria-label", this.describe(slot).join(", "));
       this.grid.setAttribute("aria-activedescendant", box.id);
-      box.scrollIntoView({ block: "nearest" });
+      if (scroll) box.scrollIntoView({ block: "nearest" });
       this.show(slot, box);
     }
 
@@ -280,7 +280,7 @@ globalThis.UnmaskViewer = (() => {
         box.style.color = front;
       }
       this.status.textContent = t >= run.N && !run.live ? run.stopped ?? "done" : `${Math.round((100 * done) / run.L)} % decoded`;
-      if (document.activeElement === this.grid && this.active != null) this.activate(this.active);
+      if (document.activeElement === this.grid && this.active != null) this.activate(this.active, false);
       this.draw();
     }
 
