@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import pickle
 import socket
 import sys
@@ -239,6 +240,7 @@ def replicas(
 ) -> Iterator[Replicas]:
     """An engine over `count` replicas of the model that `loading` loads; `address` and the rest as for Cluster. `name` tells servers
     of one machine apart: what a server that was killed has left on a cluster is replaced by the next of that name."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: other work would come first
     try:
         ray()
         from ray import serve
