@@ -7,6 +7,7 @@ Colours are Okabe and Ito's, and every line has a marker of its own, so nothing 
 from __future__ import annotations
 
 import io
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -453,6 +454,8 @@ def front(points: Sequence[Reached], leading: Sequence[Reached]) -> Figure:
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(6.8, 4.0), layout="constrained")
     ahead = list(dict.fromkeys(point.method for point in sorted(leading, key=lambda p: p.forwards)))
+    low, high = min(point.mean for point in points), max(point.mean for point in points)
+    ends: list[tuple[float, float, str]] = []  # where the names of the grey ones go
     for method in sorted({point.method for point in points}, key=lambda name: (name in ahead, name)):
         mine = sorted((p for p in points if p.method == method), key=lambda p: p.forwards)
         x, y = [p.forwards for p in mine], [p.mean for p in mine]
@@ -462,7 +465,13 @@ def front(points: Sequence[Reached], leading: Sequence[Reached]) -> Figure:
                           capsize=2, elinewidth=0.7, label=method)  # fmt: skip
         else:
             axes.plot(x, y, color=BASE, marker="o", markersize=2.5, linewidth=0.8)
-            axes.annotate(method, (x[-1], y[-1]), (3, 0), textcoords="offset points", fontsize=5.5, color="#6B7280")
+            ends.append((y[-1], x[-1], method))
+    room, lowest = 6.0, math.inf  # points of height for a name; from the top down, none over another near it
+    for y_end, x_end, method in sorted(ends, reverse=True):
+        near = any(abs(math.log2(x_end / other)) < 0.5 for _, other, name in ends if name != method)
+        at = min(y_end, lowest) if near else y_end
+        lowest = at - room * (high - low) / 220 if near else lowest
+        axes.annotate(method, (x_end, y_end), xytext=(x_end * 1.03, at), va="center", fontsize=5.5, color="#6B7280")
     steps = sorted(leading, key=lambda p: p.forwards)
     axes.step(
         [p.forwards for p in steps],
@@ -477,7 +486,7 @@ def front(points: Sequence[Reached], leading: Sequence[Reached]) -> Figure:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="forwards (NFE)", ylabel="accuracy, % (mean over tasks; bars: 95 %)")
     axes.grid(alpha=0.25, linewidth=0.5)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower center", ncols=4, bbox_to_anchor=(0.5, 1), frameon=False)
     return figure
 
 
