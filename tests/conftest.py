@@ -1,6 +1,7 @@
 """Tests run single-threaded and offline, and share what is in `support`."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))  # for `support`
 
 from support.browser import browser  # noqa: F401
+
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a job in the background ignores it, and so would its children
 
 
 @pytest.fixture(scope="module")

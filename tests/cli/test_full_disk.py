@@ -112,7 +112,6 @@ def test_ctrl_c_while_training(saved, tmp_path):
     words = [*TRAIN, "--steps", "1000000", "--probe-every", "1" if saved else "1000000", "--out", "out"]
     going = subprocess.Popen(
         [*CLI, *words], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may be ignored where tests run
     )  # fmt: skip
     try:
         begun = time.monotonic()

@@ -315,9 +315,9 @@ def test_gumbel_samples_the_softmax():
 
 
 def test_logits_are_asked_only_where_a_position_can_be_chosen_and_read_in_chunks(monkeypatch):
-    import unmask.decoding.reading
+    import unmask.decoding.running
 
-    monkeypatch.setattr(unmask.decoding.reading, "CHUNK", 3 * V)
+    monkeypatch.setattr(unmask.decoding.running, "CHUNK", 3 * V)
     sizes = []
 
     class Watching(Hashed):
