@@ -56,7 +56,7 @@ SHA256 = $(RUN)/python -c "import hashlib, sys; [print(hashlib.sha256(open(f, 'r
 
 model: tiny tiny-rainbow
 	@$(SHA256) build/tiny/model.safetensors build/tiny-rainbow/model.safetensors
-	$(RUN)/unmask accept --model build/tiny --split tuning --workers 2 --out build/acceptance
+	$(RUN)/unmask accept --model build/tiny --split tuning --count 100 --workers 2 --out build/acceptance
 
 tiny: $(READY)
 	$(TRAIN) --config tiny --steps 4500 --cooldown 0.3 --out build/tiny
