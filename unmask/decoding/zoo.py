@@ -118,6 +118,6 @@ ABOUT: dict[str, About] = {
     ),
     "dynamic-threshold": About("small", "all above a threshold if they are enough, else the quota (SDAR, TraDo)", ""),
     "entropy-threshold": About("small", "all below an entropy, and the lowest (dParallel)", ""),
-    "eoser": About("small", "end-of-text counts less, the less the earlier (EOSER)", ""),
+    "eoser": About("small", "end-of-text counts for less, most of all at the start (EOSER)", ""),
     "alg-temp": About("small", "slots drawn by their confidence instead of ranked (Dream's alg_temp)", ""),
 }  # fmt: skip
