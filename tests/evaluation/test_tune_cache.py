@@ -27,7 +27,7 @@ def test_the_least_work_that_loses_little_is_chosen() -> None:
 def test_points() -> None:
     assert len(points(GRID)) == 16 and Point(8, 4, 2, 16).cache == "near:best=8,near=4,again=2,refresh=16"
     assert len(points({**GRID, "best": (0, 2), "near": (0, 1)})) == 12, "not those that would predict nothing"
-    assert values("best", "2, 4") == (2, 4) and values("near", None) == (4, 6)
+    assert values("best", "2, 4") == (2, 4) and values("near", None) == (4, 8)
     for wrong in ("", "x", "1.5", "-1"):
         with pytest.raises(UserError, match="--best takes whole numbers"):
             values("best", wrong)

@@ -159,7 +159,7 @@ def test_a_cache_is_held_to_plain_sacm_task_by_task(tmp_path: Path, capsys):
     cells = [c for c in FRONTS["near"].cells(96) if c.run.task == "cups"]
     assert [c.label for c in cells] == [
         "sacm", "sacm-support", "sacm cache='near'", "sacm finish=True cache='near'",
-        "sacm-support finish=True cache='near:best=4,near=4,again=1,refresh=0'",
+        "sacm-support finish=True cache='near:best=2,near=4,again=2,refresh=0'",
     ]  # fmt: skip
     assert [c.run.cache is None for c in cells] == [True, True, False, False, False]
     assert len({c.configuration for c in cells}) == 5 and cells[3].run.strategy.revise[0].n == 2  # the task's answer

@@ -135,8 +135,8 @@ def grade(args: argparse.Namespace) -> None:
   unmask tune --task cups --full                                the paper's full sweep; reuses what halving decoded
   unmask tune --task cups --check                               both: is it the same point, and what was saved?
   unmask tune --task cups --kappa 6,8,10,12,14 --gamma 0.55,0.7,0.85,1
-  unmask tune --task cups --cache near --count 256              the cache's best, near, again and refresh instead
-  unmask tune --task cups --cache near --method sacm-support --set finish=2 --best 2,4 --refresh 0
+  unmask tune --task cups --cache near --count 500              the cache's best, near, again and refresh instead
+  unmask tune --task cups --cache near --method sacm-support --set finish=2 --refresh 0
   the same command again resumes""",
     option("--task", required=True, metavar="NAME", help="gsm8k, math500, strategyqa, chartqa, mbpp, stories, cups, compass"),
     option("--method", default="sacm", metavar="NAME", help="a method with kappa, beta and gamma: sacm, sacm-margin (default: sacm)"),
@@ -147,10 +147,10 @@ def grade(args: argparse.Namespace) -> None:
     option("--kappa", metavar="A,B", help="values to try (default: 12,14)"),
     option("--beta", metavar="A,B", help="values to try (default: 1,1.1,1.2,1.3,1.4,1.5)"),
     option("--gamma", metavar="A,B", help="values to try (default: 0.7,0.85,1)"),
-    option("--best", metavar="A,B", help="with --cache near: values to try (default: 4,8)"),
-    option("--near", metavar="A,B", help="with --cache near: values to try (default: 4,6)"),
+    option("--best", metavar="A,B", help="with --cache near: values to try (default: 2,8)"),
+    option("--near", metavar="A,B", help="with --cache near: values to try (default: 4,8)"),
     option("--again", metavar="A,B", help="with --cache near: values to try (default: 1,2)"),
-    option("--refresh", metavar="A,B", help="with --cache near: values to try; 0 never refreshes (default: 0,16)"),
+    option("--refresh", metavar="A,B", help="with --cache near: values to try; 0 never refreshes (default: 0,4)"),
     option("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="another setting, the same for all points"),
     DATA,
     DECODING,

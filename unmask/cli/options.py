@@ -95,7 +95,7 @@ ANSWER = together(
     option("--seed", type=int, default=0, help="seed of the random numbers (default: 0)"),
     option("--cfg", type=float, default=0.0, metavar="SCALE", help="classifier-free guidance scale (default: 0, off)"),
     option("--cache", metavar="NAME", help="K/V cache: Fast-dLLM's prefix or dual, LaViDa's prefix-lm (its default), or near, which runs "
-           "slots anywhere and takes settings, near:best=8,near=4,again=2,refresh=16; faster, but tokens may differ"),
+           "slots anywhere and takes settings, near:best=8,near=8,again=2,refresh=4; faster, but tokens may differ"),
     option("--system", metavar="TEXT", help="a system prompt"),
     option("--stop", action="append", default=[], metavar="TEXT", help="cut the response at this string (repeatable)"),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from unmask.models.model import Model
 from unmask.tables import markdown
 from unmask.tasks import Rows, Task
 
-GRID: dict[str, tuple[int, ...]] = {"best": (4, 8), "near": (4, 6), "again": (1, 2), "refresh": (0, 16)}
+GRID: dict[str, tuple[int, ...]] = {"best": (2, 8), "near": (4, 8), "again": (1, 2), "refresh": (0, 4)}
 LOSS = 0.04
 FORMAT = "unmask cache settings"
 
@@ -116,8 +116,9 @@ def told(record: Mapping[str, Any]) -> str:
     chosen, loss = record["chosen"], 100 * record["loss"]
     low, high = (100 * x for x in chosen["less_plain_interval"])
     out = [
-        f"{record['task']}, {record['method']}: --cache {chosen['cache']} does {chosen['work'] / record['plain']['work']:.3f} of plain "
-        f"decoding's multiplications; {100 * chosen['less_plain']:+.1f} points ({low:+.1f} to {high:+.1f}) on {record['rows']} tuning rows."
+        f"{record['task']}, {record['method']}: --cache {chosen['cache']} takes {chosen['work'] / record['plain']['work']:.3f} of the "
+        f"multiplications it takes without a cache; {100 * chosen['less_plain']:+.1f} points ({low:+.1f} to {high:+.1f}) on "
+        f"{record['rows']} tuning rows."
     ]
     if low <= -loss:
         out.append(

@@ -20,6 +20,8 @@ from unmask.models.denoisers import Logits, Plain, Tally, head, together
 from unmask.models.layers import KV, Backbone
 
 NEVER = -(2**40)
+# For support, which decodes where text stands: the frontier is all that has to be run again.
+FRONTIER = "near:best=2,near=4,again=2,refresh=0"
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Near:
 
     module: Backbone = field(repr=False)
     best: int = 8
-    near: int = 4
+    near: int = 8
     again: int = 2
-    refresh: int = 16
+    refresh: int = 4
 
     def __post_init__(self) -> None:
         for name in ("best", "near", "again", "refresh"):

@@ -22,6 +22,7 @@ from unmask.decoding.settings import offered, parse
 from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
 from unmask.evaluation.recipe import for_task
+from unmask.models.near import FRONTIER
 from unmask.paper import numbers
 from unmask.paper.experiments import EXPERIMENTS, FREE, PLACES, SACM, Cell, Claim, Experiment, Run, proportional
 from unmask.paper.numbers import Published
@@ -172,7 +173,7 @@ PARTS = tuple(Entry(name, strategy) for name, strategy in {
     "sacm-warm": replace(_SACM, read=_WARM),
     "sacm-support-warm": replace(METHODS["sacm-support"], read=_WARM),
 }.items())  # fmt: skip
-NEAR, NEARER, FINISH = "near", "near:best=4,near=4,again=1,refresh=0", {"finish": True}
+NEAR, FINISH = "near", {"finish": True}
 LOST = 4  # points that a cache may lose in any task
 RELATED = ("sacm-conv", "sacm-density", "sacm-decay")
 SUPPORT, BOUND, FIRST = {"method": "sacm-support"}, {"method": "sacm-support-eb"}, {"method": "sacm-first"}
@@ -202,9 +203,9 @@ FRONTS = {
         Front("near", "What does the near cache lose, and Finish?", "not in the paper", (), apart=True, columns=("work",),
               claims=(Claim({"cache": NEAR, "finish": None}, SACM | {"cache": None}, within=LOST),
                       Claim({"cache": NEAR, "finish": True}, SACM | {"cache": None}, within=LOST),
-                      Claim({"cache": NEARER}, SACM | {"cache": None}, within=LOST)),
+                      Claim({"cache": FRONTIER}, SACM | {"cache": None}, within=LOST)),
               entries=(*_named("sacm", "sacm-support"), Entry("sacm", _SACM, cache=NEAR), Entry("sacm", _SACM, FINISH, cache=NEAR),
-                       Entry("sacm-support", METHODS["sacm-support"], FINISH, cache=NEARER))),
+                       Entry("sacm-support", METHODS["sacm-support"], FINISH, cache=FRONTIER))),
         Front("zoo", "What are the other published decoders worth, alone and with SACM's anchor and modulation?", "not in the paper", (),
               entries=(*_named("sacm", "sacm-support", *ZOO), *(Entry(name, ZOO[name], changes) for name, changes in TUNED.items()),
                        *(Entry(f"sacm+{name}", with_sacm(s)) for name, s in ZOO.items())),

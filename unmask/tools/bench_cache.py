@@ -23,17 +23,17 @@ from unmask.evaluation.recipe import for_task
 from unmask.generation import Decoding, Generation, generations
 from unmask.models.denoisers import chain
 from unmask.models.model import Model
+from unmask.models.near import FRONTIER
 from unmask.tables import markdown
 from unmask.tasks import find
 
 TASKS = ("stories", "cups", "compass")
-SUPPORT = "near:best=4,near=4,again=1,refresh=0"  # with support: a frontier that is run again needs no refreshing
 VARIANTS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "plain": ("sacm", {}, None),
     "refresh=1": ("sacm", {}, "near:refresh=1"),
     "near": ("sacm", {}, "near"),
     "near, finish": ("sacm", {"finish": 2}, "near"),
-    "support, near, finish": ("sacm-support", {"finish": 2}, SUPPORT),
+    "support, near, finish": ("sacm-support", {"finish": 2}, FRONTIER),
 }  # name -> method, settings, cache
 AIMS = {"near": 1 / 6, "near, finish": 1 / 9, "support, near, finish": 1 / 12}  # of plain decoding's work
 BATCHES = (1, 50)
