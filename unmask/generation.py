@@ -21,6 +21,7 @@ from unmask.decoding.algorithm import Decoded, Strategy, Watch, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
 from unmask.decoding.rules import TokenRule
+from unmask.decoding.rules.selection import Quota
 from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.decoding.running import run
 from unmask.decoding.settings import longest
@@ -271,6 +272,12 @@ def open_canvas(model: Model, prompts: Sequence[Sequence[int]], strategy: Strate
     if decoding.steps is not None and decoding.steps > length:
         warnings.warn(
             f"{decoding.steps} steps for {length} tokens: at most {length} of them have something to do", stacklevel=4
+        )
+    if (decoding.cache or "").startswith("near") and not isinstance(strategy.select, Quota):
+        rule = type(strategy.select).__name__
+        warnings.warn(
+            f"the near cache is made for methods that decode a set number of slots per step; with {rule} it may cost right answers",
+            stacklevel=4,
         )
     canvas = Canvas.blank(prompts, length, model.vocab, model.device)
     if decoding.infill is not None:

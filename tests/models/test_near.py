@@ -409,3 +409,14 @@ def test_they_are_sorted_among_sixteen_batches():
     assert found[0] == [31, 30] and found[15] == [1, 0] and found[16] == [39, 38]
     assert sorted(i for some in found for i in some) == list(range(40))
     assert list(batches([3, 1], 2, True)) == [[0, 1]], "one batch stays as it is"
+
+
+def test_a_rule_that_trusts_how_large_a_confidence_is_is_warned_about_once(model, recwarn):
+    for _ in range(2):
+        unmask.generate(model, PROMPTS[0], "eb-sampler", length=8, cache="near")
+    assert [str(w.message) for w in recwarn] == [
+        "the near cache is made for methods that decode a set number of slots per step; with EntropyBound it may cost right answers"
+    ]
+    unmask.generate(model, PROMPTS[0], "sacm", length=32, cache="near")
+    unmask.generate(model, PROMPTS[0], "eb-sampler", length=8, cache="prefix")
+    assert len(recwarn) == 1

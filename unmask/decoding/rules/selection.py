@@ -37,13 +37,12 @@ def best(step: Step, score: Tensor, k: Tensor, pool: Tensor | None = None) -> Te
 
 
 def prefer(step: Step) -> Tensor:
-    """(B, L) bool: eligible and not deferred; where a row has only deferred ones, those. A rule that trusts how large a
-    confidence is takes only slots that this forward has read: a cache may answer for the others with what it knew before."""
+    """(B, L) bool: eligible and not deferred; where a row has only deferred ones, those."""
     pool = step.eligible
     if (deferred := step.deferred) is not None:
         free = pool & ~deferred
         pool = torch.where(free.any(1, keepdim=True), free, pool)
-    return pool if step.seen.read is None else pool & step.seen.read
+    return pool
 
 
 def tied(step: Step, score: Tensor, chosen: Tensor) -> Tensor:
@@ -116,10 +115,7 @@ class Factor:
         need = torch.where(j == 0, -1.0, 1 - self.factor / (j + 2))
         fails = (c < need) & (j < n[:, None])
         t = torch.where(fails.any(1), fails.long().argmax(1), n)
-        last = t == n - 1
-        if step.seen.read is not None:
-            last = last & ~(step.eligible & ~step.seen.read).any(1)
-        return best(step, score, (t + last).clamp(min=1), pool)
+        return best(step, score, (t + (t == n - 1)).clamp(min=1), pool)
 
     def bound(self, n: int, steps: int) -> int:
         return n
