@@ -1,5 +1,5 @@
 """How well serving works, as ratios within one run: two servers of the bundled model, `--batch 16` and `--batch 1`, asked in turn;
-then two more, one thread for each engine, with two replicas and with one."""
+a new one each time for its memory; then two more, one thread for each engine, with two replicas and with one."""
 
 from __future__ import annotations
 
@@ -105,16 +105,26 @@ def peak(pid: int, reset: bool = False) -> int | None:
         return None
 
 
+def grown(clients: int, length: int, requests: int = 128) -> int | None:
+    """Bytes that a server's memory grows by at its peak, when so many clients share the requests. A new server each time: memory
+    that was needed once is not given back."""
+    with server("--batch", "16") as (where, pid):
+        ask(where)
+        before = peak(pid, reset=True)
+        crowd(where, clients, requests // clients, length=length)
+        after = peak(pid)
+    return after - before if before and after else None
+
+
 def bench(rounds: int = 3, length: int = 64) -> dict[str, Any]:
     """The ratios; every one is the median of `rounds`, its two sides measured in turn."""
     found: dict[str, list[float]] = {name: [] for name in AIMS}
     model = load("tiny")
     with ExitStack() as stack:
-        wide, pid = stack.enter_context(server("--batch", "16"))
+        wide, _ = stack.enter_context(server("--batch", "16"))
         narrow, _ = stack.enter_context(server("--batch", "1"))
         for where in (wide, narrow):
             ask(where)
-        before = peak(pid, reset=True)
         for _ in range(rounds):
             fast, slow = (crowd(where, 16, 1, length=length)[0] for where in (wide, narrow))
             found["throughput"].append(fast / slow)
@@ -125,14 +135,12 @@ def bench(rounds: int = 3, length: int = 64) -> dict[str, Any]:
             found["http"].append(ask(wide, length)[0] / alone)
             plain = ask(wide, length, stream=True)[0]
             found["trace"].append(ask(wide, length, stream=True, trace=True)[0] / plain)
-            peaks = []
-            for clients in (16, 64):
-                peak(pid, reset=True)
-                took = sorted(crowd(wide, clients, 2, length=length)[1])
-                peaks.append(peak(pid) or 0)
+            took = sorted(crowd(wide, 64, 2, length=length)[1])
             found["tail"].append(took[int(0.99 * (len(took) - 1))] / median(took))
-            if before and peaks[0] > before:
-                found["memory"].append((peaks[1] - before) / (peaks[0] - before))
+    for _ in range(rounds):
+        few, many = (grown(clients, length) for clients in (16, 64))
+        if few and many:
+            found["memory"].append(many / few)
     found["replicas"] = replicas(rounds, length)
     return {
         "rounds": rounds,
