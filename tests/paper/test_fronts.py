@@ -113,6 +113,29 @@ def test_a_composition_is_held_to_its_method_alone():
     )
 
 
+def test_a_response_of_another_length_is_held_to_sacm_of_that_length():
+    """At L = 64 support is right in all rows where SACM is in half: the longer SACM, right in none, has no part in that."""
+
+    class ByLength(Came):
+        def examples(self, run):
+            return [{"correct": bool(right), "nfe": 48} for right in self.right[run.method, run.length]]
+
+        def record(self, run):
+            return Came({run.method: self.right[run.method, run.length]}, {run.method: 48.0}).record(run)
+
+    right = {
+        ("sacm", 96): [0] * 40,
+        ("sacm", 64): [1, 0] * 20,
+        ("sacm-support", 96): [1] * 40,
+        ("sacm-support", 64): [1] * 40,
+    }
+    entries = tuple(Entry(name, METHODS[name], length=n) for name, n in right)
+    front = Front("x", "?", "", (), entries=entries, bundled=("cups",))
+    lines = rows(front, list(front.cells(96)), ByLength(right, {}))
+    told = {line["method"]: line.get("to sacm", "").split(" ")[0] for line in lines}
+    assert sorted(told.values()) == ["", "", "+100.0", "+50.0"], told
+
+
 def test_every_method_of_the_zoo_is_tuned_by_one_setting_on_tuning_rows():
     assert set(fronts.TRIED) == set(ZOO) and all(len(knobs) == 1 for knobs in fronts.TRIED.values())
     tuning = FRONTS["zoo-tuning"]

@@ -377,8 +377,12 @@ def test_quick(show):
     """A step of three methods at L = 96 is drawn within an animation frame, and the page is soon usable; the best of many counts,
     so that what else runs on the machine does not decide."""
     page = show()
-    opened = page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
-    assert opened < 1000, f"{opened:.0f} ms"
+    opened = []
+    for _ in range(3):
+        page.reload()
+        page.wait_for_selector(".pg-card")
+        opened.append(page.evaluate("performance.now()"))
+    assert min(opened) < 1000, f"{opened} ms"
     runs = [made(name, 96, 48) for name in ("top-probability", "suffix-anchor", "sacm")]
     heads = [{k: v for k, v in vars(run).items() if k != "steps"} for run in runs]
     best = page.evaluate(

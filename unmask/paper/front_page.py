@@ -46,7 +46,8 @@ def rows(e: Front, cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
 
     found = points(cells, book)
     front = leading([point for point, _ in found])
-    plain = {same[0].run.method: same for _, same in found if not same[0].run.steps and not same[0].source.changes}
+    plain = {(same[0].run.method, same[0].run.length): same for _, same in found
+             if not same[0].run.steps and not same[0].source.changes}  # fmt: skip
     lines = []
     for point, same in sorted(found, key=lambda pair: (pair[0].forwards, -pair[0].mean)):
         tasks = {cell.run.task: 100 * sum(task) / len(task) for cell, task in zip(same, right(same), strict=True)}
@@ -57,7 +58,7 @@ def rows(e: Front, cells: Sequence[Cell], book: Book) -> list[dict[str, Any]]:
             figures = [figure(record["summary"]) for cell in same if (record := book.record(cell.run))]
             line[column] = f"{sum(figures) / len(figures):.{digits}f}"
         other = e.beside.get(point.method, e.against)
-        base = plain.get(other)
+        base = plain.get((other, same[0].run.length))
         if base and same is not base:
             ours, theirs = right(same), right(base)
             if [len(task) for task in ours] == [len(task) for task in theirs]:
