@@ -21,6 +21,7 @@ from unmask.decoding.algorithm import Decoded, Strategy, Watch, decode
 from unmask.decoding.canvas import Canvas
 from unmask.decoding.methods import method as named
 from unmask.decoding.rules import TokenRule
+from unmask.decoding.rules.readiness import Wide
 from unmask.decoding.rules.selection import Quota
 from unmask.decoding.rules.tokens import Argmax, Gumbel
 from unmask.decoding.running import run
@@ -273,7 +274,7 @@ def open_canvas(model: Model, prompts: Sequence[Sequence[int]], strategy: Strate
         warnings.warn(
             f"{decoding.steps} steps for {length} tokens: at most {length} of them have something to do", stacklevel=4
         )
-    if (decoding.cache or "").startswith("near") and not isinstance(strategy.select, Quota):
+    if (decoding.cache or "").startswith("near") and not isinstance(strategy.select, (Quota, Wide)):  # Wide is refused
         rule = type(strategy.select).__name__
         warnings.warn(
             f"the near cache is made for methods that decode a set number of slots per step; with {rule} it may cost right answers",

@@ -146,7 +146,7 @@ OTHERS = {
     ("tune", "--task", "cups", "--count", "0"): "--limit is at least 1, not 0",
     ("tune", "--task", "cups", "--best", "4"): "--best is a setting of the near cache: add --cache near",
     ("tune", "--task", "cups", "--cache", "near", "--kappa", "4"): "leave out --kappa",
-    ("tune", "--task", "cups", "--cache", "near", "--best", "4,-1"): "--best takes whole numbers, as in --best 4,8; not '4,-1'",
+    ("tune", "--task", "cups", "--cache", "near", "--best", "4,-1"): "--best takes whole numbers, as in --best 2,8; not '4,-1'",
     ("tune", "--task", "cups", "--cache", "near", "--best", "0", "--near", "0"): "best and near are both 0 at every point",
     ("eval", "--task", "gsm8k", "--methods", "sacm", "--set", "finish=True"): "gsm8k does not say how many tokens an answer has",
     ("figure", "failure-modes", "--task", "cups", "--at", "nan", "-o", "x.png"): "--at is a share of the steps, from 0 to 1",

@@ -17,7 +17,7 @@ from unmask.decoding.rules import SelectionRule
 from unmask.decoding.rules.remasking import Remask
 from unmask.decoding.rules.revising import Backtrack, Finish, PadEOT, Verify
 from unmask.decoding.rules.schedules import Fixed
-from unmask.decoding.rules.selection import EntropyBound, Factor, Quota, Threshold
+from unmask.decoding.rules.selection import Quota, Threshold
 from unmask.decoding.rules.tokens import Gumbel
 from unmask.decoding.step import Step
 from unmask.errors import UserError
@@ -100,43 +100,15 @@ def test_it_is_a_setting() -> None:
 # ---------------------------------------------------------------- predictions that were not read now
 
 
-def chosen(
-    select: SelectionRule, p: list[float], read: list[int] | None, entropy: list[float] | None = None
-) -> list[int]:
+def chosen(select: SelectionRule, p: list[float], read: list[int]) -> list[int]:
     page = canvas(len(p))
-    fresh = None if read is None else torch.tensor([[i in read for i in range(len(p))]])
-    seen = Prediction(token=page.response + 5, p=torch.tensor([p]), entropy=torch.tensor([entropy or p]), read=fresh)
+    fresh = torch.tensor([[i in read for i in range(len(p))]])
+    seen = Prediction(token=page.response + 5, p=torch.tensor([p]), entropy=torch.tensor([p]), read=fresh)
     every = torch.full((1,), len(p))
     step = Step(page, Strategy(select=select), slice(0, len(p)), 0, 9, every, 0, Draws(0, page), seen=seen)
     return select(step, seen.p)[0].nonzero().squeeze(1).tolist()
 
 
-def test_a_threshold_counts_only_what_was_read() -> None:
-    sure = [0.95, 0.99, 0.92, 0.5]
-    assert chosen(Threshold(0.9), sure, None) == [0, 1, 2]
-    assert chosen(Threshold(0.9), sure, [0, 1, 2, 3]) == [0, 1, 2]
-    assert chosen(Threshold(0.9), sure, [2, 3]) == [1, 2], (
-        "the best one always, as a matter of rank; of the others, slot 2"
-    )
-    assert chosen(Threshold(0.9), sure, []) == [1]
-
-
-def test_a_factor_counts_only_what_was_read() -> None:
-    sure = [0.99, 0.98, 0.97, 0.96]
-    assert chosen(Factor(1.0), sure, None) == [0, 1, 2, 3]
-    assert chosen(Factor(1.0), sure, [1, 3]) == [1, 3]
-    assert chosen(Factor(0.01), sure, [2, 3]) == [2], "the best of those that were read"
-    assert chosen(Factor(0.01), sure[:2], [0, 1]) == [0, 1], "the last one of all, as published"
-    assert chosen(Factor(1.0), sure, []) == [0], "none was: the best of all"
-
-
-def test_an_entropy_budget_counts_only_what_was_read() -> None:
-    p, h = [0.9, 0.8, 0.7, 0.6], [0.1, 0.1, 0.1, 0.1]
-    assert chosen(EntropyBound(0.25), p, None, h) == [0, 1, 2]
-    assert chosen(EntropyBound(0.25), p, [1, 3], h) == [1, 3]
-    assert chosen(EntropyBound(0.05), p, [2, 3], h) == [2]
-    assert chosen(EntropyBound(0.25), p, [], h) == [0]
-
-
-def test_a_quota_ranks_them_all() -> None:
+def test_rules_take_kept_predictions_as_they_are() -> None:
     assert chosen(Quota(Fixed(2)), [0.9, 0.8, 0.7, 0.6], [2, 3]) == [0, 1]
+    assert chosen(Threshold(0.9), [0.95, 0.99, 0.92, 0.5], [2, 3]) == [0, 1, 2]

@@ -241,6 +241,7 @@ def replicas(
     """An engine over `count` replicas of the model that `loading` loads; `address` and the rest as for Cluster. `name` tells servers
     of one machine apart: what a server that was killed has left on a cluster is replaced by the next of that name."""
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: other work would come first
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # or a call that comes after the end would start another Ray
     try:
         ray()
         from ray import serve
