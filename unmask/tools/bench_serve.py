@@ -118,10 +118,9 @@ def peak(pid: int, reset: bool = False) -> int | None:
 
 
 def grown(clients: int, length: int, requests: int = 128) -> int | None:
-    """Bytes that a server's memory grows by at its peak, when so many clients share the requests. A new server each time: memory
-    that was needed once is not given back."""
+    """Bytes above the weights at a server's peak, when so many clients share the requests: above what it has before its first
+    request. A new server each time: memory that was needed once is not given back."""
     with server("--batch", "16") as (where, pid):
-        ask(where)
         before = peak(pid, reset=True)
         crowd(where, clients, requests // clients, length=length)
         after = peak(pid)
