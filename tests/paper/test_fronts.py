@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.command import refused, run
+from support.scripted import canvas, encode
 
 from unmask.decoding.methods import METHODS
+from unmask.decoding.settings import check
 from unmask.decoding.zoo import ZOO
 from unmask.errors import UserError
 from unmask.paper import claims, fronts
@@ -111,6 +113,15 @@ def test_a_composition_is_held_to_its_method_alone():
         and lines["klass"]["EOT"] == "0.25"
         and lines["klass"]["seconds"] == "0.50"
     )
+
+
+@pytest.mark.parametrize("name", FRONTS)
+def test_every_cell_can_be_decoded(name):
+    """What decode refuses, it refuses before a front has run for an hour."""
+    for cell in FRONTS[name].cells(96):
+        run = cell.run
+        start = run.strategy.prepare(canvas(run.length), encode)
+        check(run.strategy, run.strategy.steps(run.length, run.steps), start)
 
 
 def test_a_response_of_another_length_is_held_to_sacm_of_that_length():

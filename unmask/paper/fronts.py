@@ -15,6 +15,7 @@ from typing import Any
 
 from unmask.decoding.algorithm import Strategy
 from unmask.decoding.methods import METHODS
+from unmask.decoding.rules.confidence import Certainty, NegativeEntropy
 from unmask.decoding.rules.modifiers import SuppressEOT
 from unmask.decoding.rules.support import Support
 from unmask.decoding.rules.tokens import Gumbel
@@ -156,9 +157,11 @@ def _named(*names: str) -> tuple[Entry, ...]:
 
 
 def with_sacm(strategy: Strategy) -> Strategy:
-    """A method with SACM's anchor and modulation before its own."""
+    """A method with SACM's anchor and modulation before its own. A product needs a score of 0 or more: Certainty ranks as
+    NegativeEntropy does."""
     sacm = METHODS["sacm"]
-    return replace(strategy, anchors=sacm.anchors, modifiers=(*sacm.modifiers, *strategy.modifiers))
+    score = Certainty() if isinstance(strategy.confidence, NegativeEntropy) else strategy.confidence
+    return replace(strategy, anchors=sacm.anchors, confidence=score, modifiers=(*sacm.modifiers, *strategy.modifiers))
 
 
 def _varied(name: str, **values: Sequence[Any]) -> Iterator[Entry]:
