@@ -143,6 +143,7 @@ OTHERS = {
     ("eval",): "the following arguments are required: --task",
     ("compare", "hi", "--methods", ","): "the list of names is empty",
     ("doctor", "--task", "cups", "--count", "0"): "--count is at least 1, not 0",
+    ("tune", "--task", "cups", "--out", "."): ". is a folder; say which file to write in it",
     ("tune", "--task", "cups", "--count", "0"): "--limit is at least 1, not 0",
     ("tune", "--task", "cups", "--best", "4"): "--best is a setting of the near cache: add --cache near",
     ("tune", "--task", "cups", "--cache", "near", "--kappa", "4"): "leave out --kappa",
@@ -251,7 +252,7 @@ def test_a_damaged_training_state(tmp_path, capsys):
 
 WRITING = {
     ("frequencies", "text.txt", "-o", "folder"): "cannot write folder",
-    ("trace", "hi", "--length", "24", "--methods", "top-probability", "--raw", "-o", "folder.html"): "cannot write folder.html",
+    ("trace", "hi", "--length", "24", "--methods", "top-probability", "--raw", "-o", "folder.html"): "folder.html is a folder",
     ("train", "--config", "tiny", "--task", "cups", "--steps", "1", "--out", "file"): "file",
     ("accept", "--freeze", "none/frozen.json"): "cannot write none/frozen.json",
 }  # fmt: skip

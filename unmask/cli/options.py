@@ -290,8 +290,10 @@ def typed(values: Mapping[str, Any]) -> str:
 
 
 def writable(file: str) -> Path:
-    """A file to write, refused before anything is decoded if its folder does not exist."""
+    """A file to write, refused before anything is decoded if it is a folder or its folder does not exist."""
     path = Path(file)
+    if path.is_dir():
+        raise UserError(f"{file} is a folder; say which file to write in it")
     if not path.absolute().parent.is_dir():
         raise UserError(f"{file} cannot be written: there is no folder {path.parent}")
     return path

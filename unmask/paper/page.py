@@ -238,7 +238,7 @@ def front_blocks(e: Front, cells: Sequence[Cell], book: Book) -> list[Block]:
     columns = list(dict.fromkeys(key for row in found for key in row))
     blocks: list[Block] = [("table", ordered(found, columns))]
     if not e.apart:
-        blocks.append(("figure", (f"{e.name}.png", [point for point, _ in front_page.points(cells, book)])))
+        blocks.append(("figure", (f"{e.name}.png", [point for point, _ in front_page.points(cells, book)], e.beside)))
     return [*blocks, *verdicts(e, cells, book)]
 
 
@@ -413,8 +413,8 @@ def write(page: Sequence[Block], out: Path, stem: str = "results") -> list[Path]
     files = {out / f"{stem}.md": as_markdown(page), out / f"{stem}.html": as_html(page)}
     for file, text in files.items():
         write_text(file, text)
-    for name, reached in (content for kind, content in page if kind == "figure" and find_spec("matplotlib")):
-        figures.write(figures.front(reached, front_page.leading(reached)), out / name)
+    for name, reached, beside in (content for kind, content in page if kind == "figure" and find_spec("matplotlib")):
+        figures.write(figures.front(reached, front_page.leading(reached), beside), out / name)
     return list(files)
 
 

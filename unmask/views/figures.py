@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -449,45 +450,73 @@ class Reached:
     high: float
 
 
-def front(points: Sequence[Reached], leading: Sequence[Reached]) -> Figure:
-    """Accuracy against forwards: methods with a point on the Pareto front in colour, the others in grey, each named."""
+def front(points: Sequence[Reached], leading: Sequence[Reached], beside: Mapping[str, str] | None = None) -> Figure:
+    """Accuracy against forwards: methods with a point on the Pareto front in colour, the others in grey, each named.
+
+    `beside`: methods made of another one; an arrow leads from that one to them in place of a name."""
     pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(6.8, 4.0), layout="constrained")
+    beside = beside or {}
+    methods = sorted({point.method for point in points})
+    figure, axes = pyplot.subplots(figsize=(6.8, 4.0 if len(methods) < 16 else 5.2), layout="constrained")
     ahead = list(dict.fromkeys(point.method for point in sorted(leading, key=lambda p: p.forwards)))
-    low, high = min(point.mean for point in points), max(point.mean for point in points)
-    ends: list[tuple[float, float, str]] = []  # where the names of the grey ones go
-    for method in sorted({point.method for point in points}, key=lambda name: (name in ahead, name)):
+    start = {point.method: point for point in reversed(points)}  # the first of each: as it is published
+    for method in sorted(methods, key=lambda name: (name in ahead, name)):
         mine = sorted((p for p in points if p.method == method), key=lambda p: p.forwards)
         x, y = [p.forwards for p in mine], [p.mean for p in mine]
         if method in ahead:
             colour, marker = LINES[ahead.index(method) % len(LINES)]
             axes.errorbar(x, y, [[p.mean - p.low for p in mine], [p.high - p.mean for p in mine]], color=colour, marker=marker,
                           capsize=2, elinewidth=0.7, label=method)  # fmt: skip
-        else:
+        elif method not in beside:
             axes.plot(x, y, color=BASE, marker="o", markersize=2.5, linewidth=0.8)
-            ends.append((y[-1], x[-1], method))
-    room, lowest = 6.0, math.inf  # points of height for a name; from the top down, none over another near it
-    for y_end, x_end, method in sorted(ends, reverse=True):
-        near = any(abs(math.log2(x_end / other)) < 0.5 for _, other, name in ends if name != method)
-        at = min(y_end, lowest) if near else y_end
-        lowest = at - room * (high - low) / 220 if near else lowest
-        axes.annotate(method, (x_end, y_end), xytext=(x_end * 1.03, at), va="center", fontsize=5.5, color="#6B7280")
+        if (one := start.get(beside.get(method, ""))) and one.method != method:
+            line = {
+                "arrowstyle": "-|>",
+                "color": "#9CC3E6",
+                "linewidth": 0.7,
+                "mutation_scale": 5,
+                "shrinkA": 1,
+                "shrinkB": 0,
+            }
+            axes.annotate("", (x[0], y[0]), (one.forwards, one.mean), arrowprops=line, zorder=1)
     steps = sorted(leading, key=lambda p: p.forwards)
-    axes.step(
-        [p.forwards for p in steps],
-        [p.mean for p in steps],
-        where="post",
-        color="black",
-        linewidth=0.7,
-        linestyle=":",
-        zorder=0,
-    )
+    axes.step([p.forwards for p in steps], [p.mean for p in steps], where="post", color="black", linewidth=0.7, linestyle=":",
+              zorder=0)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="forwards (NFE)", ylabel="accuracy, % (mean over tasks; bars: 95 %)")
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.legend(loc="lower center", ncols=4, bbox_to_anchor=(0.5, 1), frameon=False)
+    axes.margins(x=0.08, y=0.08)
+    named = [method for method in methods if method not in ahead and method not in beside]
+    _name(axes, {method: (start[method].forwards, start[method].mean) for method in named},
+          [(p.forwards, p.mean) for p in points])  # fmt: skip
     return figure
+
+
+def _name(axes: Any, names: Mapping[str, tuple[float, float]], points: Sequence[tuple[float, float]]) -> None:
+    """Each name as near its point as there is room, with a thin line to it; on the least crowded place where there is none."""
+    from matplotlib.transforms import Bbox
+
+    axes.figure.draw_without_rendering()  # the layout, and so the scale, is known from here on
+    scale = axes.figure.dpi / 72
+    taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in axes.transData.transform(points)]
+    inside = axes.get_window_extent()
+    for name, at in sorted(names.items(), key=lambda item: -item[1][1]):
+        text = axes.annotate(name, at, (0, 0), textcoords="offset points", fontsize=5.5, color="#4B5563", ha="center", va="center",
+                             arrowprops={"arrowstyle": "-", "linewidth": 0.3, "color": "#9CA3AF", "shrinkA": 0, "shrinkB": 2})  # fmt: skip
+        box = text.get_window_extent()
+        width, height = box.width / scale, box.height / scale
+        best = (math.inf, (0.0, 0.0), box)
+        for away, turn in product(range(3, 60, 4), range(16)):
+            angle = 2 * math.pi * turn / 16
+            move = (away + width / 2) * math.cos(angle), (away + height / 2) * math.sin(angle)
+            there = box.translated(move[0] * scale, move[1] * scale)
+            hidden = sum(there.overlaps(other) for other in taken) + 2 * (not inside.contains(*there.min)
+                                                                          or not inside.contains(*there.max))  # fmt: skip
+            best = min(best, (hidden + away / 1000, move, there), key=lambda found: found[0])
+        text.set_position(best[1])
+        taken.append(best[2])
 
 
 def anchors(records: Sequence[Mapping[str, Any]]) -> Figure:
