@@ -187,3 +187,22 @@ def test_commands_refuse_in_one_line(arguments, says, tmp_path):
     done = unmask(*arguments, cwd=tmp_path)
     assert done.returncode == 2 and says in done.stderr and done.stderr.strip().count("\n") == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_front_names_every_method_once_and_none_over_another():
+    import matplotlib.pyplot as pyplot
+    from matplotlib.text import Text
+
+    crowd = [figures.Reached("", f"method-{i}", 48 + i % 3, 80 + i / 10, 70, 90) for i in range(24)]
+    best, made = figures.Reached("", "best", 40, 99, 97, 100), figures.Reached("", "best+method-0", 60, 90, 85, 95)
+    figure = figures.front([*crowd, best, made], [best], {"best+method-0": "method-0"})
+    names = [text for text in figure.axes[0].texts if text.get_text()]
+    assert sorted(text.get_text() for text in names) == sorted(
+        point.method for point in crowd
+    )  # the best is in the legend
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in names]  # without the line that leads to the point
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    arrows = [text for text in figure.axes[0].texts if not text.get_text()]
+    assert [(arrow.xyann, arrow.xy) for arrow in arrows] == [((48, 80), (60, 90))]
+    pyplot.close(figure)
